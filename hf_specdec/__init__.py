@@ -1,0 +1,73 @@
+"""Lossless speculative decoding for Hugging Face Transformers: `model.generate(..., speculative=True)`.
+
+Importing this package changes nothing; `hf_specdec.enable()` does. The names below are loaded when they are first
+used, so that the command line starts without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from .config import SpecConfig
+from .errors import IncompatibleDraftError, SpecDecError, UnsupportedCacheError, UnsupportedModelError
+from .stats import SpecStats, StepEvent
+
+
+if TYPE_CHECKING:
+    from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup
+    from .hook import decoder, disable, enable, generate, last_stats
+    from .outputs import SpecOutput
+
+try:
+    __version__ = version("hf_specdec")
+except PackageNotFoundError:  # a source tree that isn't installed
+    __version__ = "0+unknown"
+
+_LAZY = {
+    "Draft": "drafters",
+    "DraftModel": "drafters",
+    "Drafter": "drafters",
+    "Hybrid": "drafters",
+    "PromptLookup": "drafters",
+    "SpecOutput": "outputs",
+    "decoder": "hook",
+    "disable": "hook",
+    "enable": "hook",
+    "generate": "hook",
+    "last_stats": "hook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+__all__ = [
+    "Draft",
+    "DraftModel",
+    "Drafter",
+    "Hybrid",
+    "IncompatibleDraftError",
+    "PromptLookup",
+    "SpecConfig",
+    "SpecDecError",
+    "SpecOutput",
+    "SpecStats",
+    "StepEvent",
+    "UnsupportedCacheError",
+    "UnsupportedModelError",
+    "__version__",
+    "decoder",
+    "disable",
+    "enable",
+    "generate",
+    "last_stats",
+]

@@ -1,0 +1,398 @@
+"""The loop: prefill, then propose → verify → commit → report, round after round.
+
+One token from `generate` to the output: `hook` routes the call to `decode`; the target reads the prompt (`_prefill`);
+a drafter guesses what follows (`_propose`); the target reads all guesses in one forward and the sampler keeps a prefix
+(`_verify`); the rows, the caches and the drafter hear what was kept (`_commit`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+from .config import SpecConfig
+from .drafters.base import Draft, DraftContext, Drafter, Outlook
+from .engine import compat
+from .engine.cache import fill
+from .engine.forward import RowModel
+from .engine.length import AdaptiveLength, FixedLength, controller
+from .engine.logits import BlockLogits
+from .engine.records import Records
+from .engine.rows import Rows
+from .engine.sampling import Sampler
+from .engine.stopping import Stopper
+from .outputs import SpecOutput
+from .stats import RowStats, SpecStats, StepEvent
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What `generate` has prepared for its decoding loop."""
+
+    input_ids: Tensor
+    logits_processor: Sequence[Any]
+    stopping_criteria: Sequence[Any]
+    generation_config: Any
+    streamer: Any
+    attention_mask: Tensor | None
+    cache: Any
+
+
+class Generation:
+    """One speculative generation of a batch."""
+
+    def __init__(self, model: Any, call: Call, config: SpecConfig, drafter: Drafter | None) -> None:
+        self.model, self.call, self.config = model, call, config
+        self.settings = call.generation_config
+        criteria = call.stopping_criteria
+        keep = None if call.attention_mask is None else call.attention_mask[:, -call.input_ids.shape[1] :].bool()
+        ends = [int(token) for each in criteria if isinstance(each, EosTokenCriteria) for token in each.eos_token_id]
+        lengths = [each.max_length for each in criteria if isinstance(each, MaxLengthCriteria)]
+        max_new = min([*lengths, self.settings.max_length]) - call.input_ids.shape[1]
+        pad = self.settings._pad_token_tensor
+        self.rows = Rows(call.input_ids, keep, max(max_new, 1), int(pad) if pad is not None else (ends or [0])[0])
+        self.stopper = Stopper(criteria, ends)
+        self.logits = BlockLogits(call.logits_processor)
+        reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
+        self.target = RowModel(model, len(self.rows.texts), reserve)
+        self.starts = [self.rows.padded_prompt - length for length in self.rows.prompt_lengths]
+        self.records = Records(self.settings, self.starts, self.rows.padded_prompt, compat.layer_windows(model))
+        self.sampler = Sampler(
+            bool(self.settings.do_sample), config.verification, config.seed, self.rows, call.input_ids.device
+        )
+        self.drafter = copy.copy(drafter)
+        self.stats = SpecStats(drafter=_name(drafter), rows=[RowStats() for _ in self.rows.texts])
+        self.length = self._length_control()
+        self.streamed = 0
+        self.finished: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.keeps_cache = bool(self.settings.return_dict_in_generate) or compat.is_users_cache(call.cache)
+        self.unpassed = 0  # tokens in the user's cache that were not passed again
+
+    def run(self) -> Tensor | SpecOutput:
+        """Generate until every row has stopped."""
+        began = time.perf_counter()
+        self._prefill()
+        while self.rows.live:
+            self._round()
+        if self.call.streamer is not None:
+            self.call.streamer.end()
+        self.stats.total_seconds = time.perf_counter() - began
+        return self._output()
+
+    def _prefill(self) -> None:
+        """Read the prompts and choose every row's first token."""
+        began = time.perf_counter()
+        chunk = getattr(self.settings, "prefill_chunk_size", None)
+        new = self._load_cache()
+        output, last = self.target.prefill(new, chunk, **self.records.options)
+        self.records.keep_prefill(output, [len(text) for text in new])
+        logits = last[:, None].to(self.call.input_ids.device)
+        scores = self.logits(logits, self.rows, [0] * len(self.rows.live))
+        none = torch.zeros(len(self.rows.live), 0, dtype=torch.long, device=scores.device)
+        decision = self.sampler.decide(scores, none, none.sum(-1), None, self.rows)
+        tokens = decision.following.tolist()
+        self._start_drafter(scores)
+        lengths = list(self.target.cache.lengths)
+        self._emit([[token] for token in tokens], scores, logits, None, lengths)
+        self.stats.num_target_forwards += 1
+        self.stats.prefill_seconds = time.perf_counter() - began
+        for row, token in enumerate(tokens):
+            self.stats.record_emitted(row, 1)
+        self._report(0, list(range(len(tokens))), [[]] * len(tokens), [0] * len(tokens), [[t] for t in tokens], [], began)
+
+    def _load_cache(self) -> list[list[int]]:
+        """Take over a cache the user passed; the tokens of each row that are still to be read."""
+        cache, texts = self.call.cache, self.rows.texts
+        past = compat.seq_length(cache) if cache is not None else 0
+        if not past:
+            return texts
+        length, mask = self.call.input_ids.shape[1], self.call.attention_mask
+        seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
+        whole = seen == length  # else only the new tokens were passed
+        keep = torch.ones(len(texts), past, dtype=torch.bool) if mask is None else mask[:, :past].bool().cpu()
+        self.target.cache.load(cache, keep)
+        if not whole:
+            self.unpassed = past
+            return texts
+        # the last token is read again if the cache already holds it: its logits are needed
+        known = [min(count, len(text) - 1) for count, text in zip(self.target.cache.lengths, texts, strict=True)]
+        self.target.cache.roll_back(known)
+        return [text[count:] for text, count in zip(texts, known, strict=True)]
+
+    def _round(self) -> None:
+        """Draft, verify, commit, report."""
+        began = time.perf_counter()
+        draft, outlook = self._propose()
+        drafted_by = time.perf_counter()
+        rows, step = list(self.rows.live), self.stats.num_target_forwards
+        width = draft.tokens.shape[1] + 1
+        drafted, accepted, tokens = self._verify(draft)
+        verified_by = time.perf_counter()
+        self.length.observe(
+            [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
+            drafted, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
+        )  # fmt: skip
+        self.stats.draft_seconds += drafted_by - began
+        self.stats.verify_seconds += verified_by - drafted_by
+        named = draft.sources or [self.stats.drafter] * len(rows)
+        sources = [name if count else "none" for name, count in zip(named, drafted, strict=True)]
+        emitted = [self.rows.texts[row][-count:] for row, count in zip(rows, self.last_counts, strict=True)]
+        for row, source, count, kept, new in zip(rows, sources, drafted, accepted, emitted, strict=True):
+            self.stats.record_row(row, source, count, min(kept, len(new)), len(new))
+        guesses = [guess[:count] for guess, count in zip(tokens, drafted, strict=True)]
+        self._report(step, rows, guesses, accepted, emitted, sources, began)
+
+    def _propose(self) -> tuple[Draft, list[Outlook]]:
+        """Ask the drafter for as many tokens as pay, none if it is broken."""
+        nothing = Draft.from_lists([[]] * len(self.rows.live))
+        idle = [Outlook("none", acceptance=0.0, free=True)] * len(self.rows.live)
+        most = min(self.config.max_draft_tokens, self.rows.draft_room())
+        if self.drafter is None or most < 1:
+            return nothing, idle
+        try:
+            outlook = self.drafter.outlook(self.rows)
+            length = self.length.choose(
+                [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
+                all(each.free for each in outlook), most,
+            )  # fmt: skip
+            if length < 1 or not any(each.acceptance > 0 for each in outlook):
+                return nothing, outlook
+            draft = self.drafter.propose(self.rows, length)
+            return _checked(draft, len(self.rows.live), length), outlook
+        except Exception as error:
+            self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
+            return nothing, idle
+
+    def _verify(self, draft: Draft) -> tuple[list[int], list[int], list[list[int]]]:
+        """One target forward over every row's draft; keep what the sampler accepts.
+
+        Returns:
+            For each live row the tokens drafted, how many were accepted, and the draft tokens themselves.
+        """
+        rows, device = self.rows, self.call.input_ids.device
+        room = [rows.max_new_tokens - rows.num_new(row) - 1 for row in rows.live]
+        host_counts = [min(count, left) for count, left in zip(draft.counts, room, strict=True)]
+        width = max(host_counts)
+        tokens = draft.tokens[:, :width].to(device, torch.long)
+        probs = None if draft.probs is None else draft.probs[:, :width].to(device, torch.float32)
+        tokens, counts = self._sound(tokens, torch.tensor(host_counts, device=device), probs)
+        last = torch.tensor([rows.texts[row][-1] for row in rows.live], device=device)
+        block = torch.cat([last[:, None], tokens], dim=1).to(self.target.device)
+        lengths = list(self.target.cache.lengths)
+        output = self.target.forward(block, [count + 1 for count in host_counts], **self.records.options)
+        self.stats.num_target_forwards += 1
+        logits = compat.all_token_logits(output).to(device)
+        if self.logits.needs_prefix and width:
+            rows.lay_draft(tokens)
+        scores = self.logits(logits, rows, host_counts)
+        if self.logits.impure:
+            self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
+            counts = torch.zeros_like(counts)
+        decision = self.sampler.decide(scores, tokens, counts, probs, rows)
+        accepted, following, drafted, guesses = self._to_host(decision, counts, tokens, draft.healthy)
+        emitted = [guess[:kept] + [token] for guess, kept, token in zip(guesses, accepted, following, strict=True)]
+        self._emit(emitted, scores, logits, output, lengths, accepted)
+        return drafted, accepted, guesses
+
+    def _sound(self, tokens: Tensor, counts: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cut drafts in front of an id that doesn't exist or a distribution that isn't one, without a sync."""
+        if not tokens.shape[1]:
+            return tokens, counts
+        sound = (tokens >= 0) & (tokens < self.vocabulary)
+        if probs is not None:
+            sound &= ((probs.sum(-1) - 1).abs() < 1e-2) & (probs.amin(-1) >= 0)
+        return tokens.where(sound, 0), torch.minimum(counts, sound.long().cumprod(-1).sum(-1))
+
+    def _to_host(
+        self, decision: Any, counts: Tensor, tokens: Tensor, healthy: Tensor | None
+    ) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+        """The round's one copy from the device: everything the host needs to know."""
+        table = torch.cat([torch.stack([decision.accepted, decision.following, counts], 1), tokens], 1)
+        parts = [table.flatten().double()]
+        if decision.overlaps is not None:
+            parts.append(decision.overlaps)
+        if healthy is not None:
+            parts.append(healthy.reshape(1).to(table.device, torch.float64))
+        numbers = torch.cat(parts).tolist()
+        if healthy is not None and not numbers.pop():
+            self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
+        if decision.overlaps is not None:
+            *numbers, min_pq, p_argmax_q, pq = numbers
+            self.stats.sum_min_pq += min_pq
+            self.stats.sum_p_argmax_q += p_argmax_q
+            self.stats.sum_pq += pq
+        columns = table.shape[1]
+        lines = [[int(value) for value in numbers[at : at + columns]] for at in range(0, len(numbers), columns)]
+        return [line[0] for line in lines], [line[1] for line in lines], [line[2] for line in lines], [line[3:] for line in lines]
+
+    def _emit(
+        self, tokens: Sequence[Sequence[int]], scores: Tensor, logits: Tensor, output: Any, lengths: Sequence[int],
+        accepted: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Append each live row's new tokens up to its first stop; commit the caches; let finished rows go."""
+        rows, going, self.last_counts = self.rows, [], []
+        for index, (row, new) in enumerate(zip(rows.live, tokens, strict=True)):
+            before = rows.num_new(row)
+            self.records.keep(index, row, len(new), scores, logits, output, lengths[index])
+            seen = tuple(score[None] for score in self.records.row_scores[row]) if self._criteria_see_scores else None
+            stopped = self.stopper.emit(rows, row, new, seen)
+            self.records.drop_extra(row, rows.num_new(row))
+            self.last_counts.append(rows.num_new(row) - before)
+            if not stopped:
+                going.append(index)
+        if output is not None:
+            self.target.cache.commit(self.last_counts)
+            if self.drafter is not None:
+                self._tell_drafter("commit", rows, accepted)
+        if len(going) < len(rows.live):
+            self._release(going)
+        self._stream()
+
+    @property
+    def _criteria_see_scores(self) -> bool:
+        return self.records.keeps_scores and len(self.rows.texts) == 1 and bool(self.stopper.others)
+
+    def _release(self, going: Sequence[int]) -> None:
+        """Take finished rows out of the batch."""
+        for index, row in enumerate(self.rows.live):
+            if index not in going and self.keeps_cache:
+                self.finished[row] = self.target.cache.take(index)
+        self.rows.live = [self.rows.live[index] for index in going]
+        if going:
+            self.target.cache.select(going)
+            if self.drafter is not None:
+                self._tell_drafter("select", going)
+
+    def _stream(self) -> None:
+        """Give the streamer every token of the batch that all rows have, one `put` a token as plain decoding does."""
+        if self.call.streamer is None:
+            return
+        rows = range(len(self.rows.texts))
+        ready = min((self.rows.num_new(row) for row in self.rows.live), default=max(map(self.rows.num_new, rows)))
+        for position in range(self.streamed, ready):
+            column = [
+                self.rows.texts[row][self.rows.prompt_lengths[row] + position]
+                if position < self.rows.num_new(row)
+                else self.rows.pad_token
+                for row in rows
+            ]
+            self.call.streamer.put(torch.tensor(column))
+        self.streamed = max(self.streamed, ready)
+
+    def _start_drafter(self, scores: Tensor) -> None:
+        """Tell the drafter about the generation, now that the vocabulary is known."""
+        self.vocabulary = scores.shape[-1]
+        if self.logits.impure:
+            self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
+        if self.drafter is not None:
+            context = DraftContext(
+                self.model, self.rows, scores.device, self.vocabulary, self.stopper.end_tokens,
+                bool(self.settings.do_sample), self.logits, self.sampler.shared_noise, self.sampler.generator,
+            )  # fmt: skip
+            self._tell_drafter("start", context)
+
+    def _tell_drafter(self, method: str, *arguments: Any) -> None:
+        try:
+            getattr(self.drafter, method)(*arguments)
+        except Exception as error:
+            self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
+
+    def _drop_drafter(self, reason: str) -> None:
+        """Go on without drafts; a broken draft costs speed, never the answer."""
+        if self.drafter is not None:
+            logger.warning("speculation stopped: %s. The generation goes on without drafts.", reason)
+            self.stats.fallback_reason = reason
+        self.drafter = None
+
+    def _length_control(self) -> AdaptiveLength | FixedLength:
+        if self.config.draft_length == "fixed":
+            return FixedLength(self.config.max_draft_tokens)
+        draft = getattr(getattr(self.drafter, "model", None), "model", getattr(self.drafter, "model", None))
+        key = f"{_name(self.drafter)}:{id(draft) if draft is not None else ''}"
+        return controller(self.model, key, _size(draft) / _size(self.model) if draft is not None else 0.0)
+
+    def _report(
+        self, step: int, rows: list[int], drafted: list[list[int]], accepted: list[int], emitted: list[list[int]],
+        sources: list[str], began: float,
+    ) -> None:  # fmt: skip
+        if self.config.on_step is not None:
+            self.config.on_step(
+                StepEvent(
+                    step, tuple(rows), tuple(map(tuple, drafted)), tuple(accepted), tuple(map(tuple, emitted)),
+                    tuple(sources or ["none"] * len(rows)), time.perf_counter() - began,
+                )  # fmt: skip
+            )
+
+    def _output(self) -> Tensor | SpecOutput:
+        """What `generate` returns, laid out as plain decoding would have it."""
+        sequences = self.rows.sequences()
+        cache = self.call.cache if self.call.cache is not None else compat.new_cache(self.model)
+        if self.keeps_cache:
+            taken = [self.finished[row] for row in range(len(self.rows.texts))]
+            # where each row ends in the padded layout; its last token has no keys yet
+            ends = [self.unpassed + self.rows.end(row) - 1 for row in range(len(taken))]
+            starts = [end - row[0][0].shape[1] for end, row in zip(ends, taken, strict=True)]
+            fill(cache, taken, starts, self.unpassed + sequences.shape[1] - 1)
+        if not self.settings.return_dict_in_generate:
+            return sequences
+        return SpecOutput(
+            sequences=sequences,
+            **{compat.CACHE: cache},
+            **self.records.fields(self.rows.pad_token),
+            spec_stats=self.stats,
+        )
+
+
+def _checked(draft: Draft, rows: int, length: int) -> Draft:
+    """Raise a clear error for a draft of the wrong shape."""
+    if not isinstance(draft, Draft):
+        raise TypeError(f"`propose` must return a Draft, got {type(draft).__name__}")
+    shape = tuple(draft.tokens.shape)
+    if len(shape) != 2 or shape[0] != rows or len(draft.counts) != rows:
+        raise ValueError(f"a draft for {rows} rows needs tokens [{rows}, k] and {rows} counts, got {shape} and {len(draft.counts)}")
+    if draft.tokens.is_floating_point():
+        raise ValueError(f"draft tokens must be integers, got {draft.tokens.dtype}")
+    if any(not 0 <= count <= shape[1] for count in draft.counts):
+        raise ValueError(f"draft counts must be from 0 to {shape[1]}, got {list(draft.counts)}")
+    if draft.probs is not None and tuple(draft.probs.shape[:2]) != shape:
+        raise ValueError(f"draft probabilities must be [{rows}, {shape[1]}, vocabulary], got {tuple(draft.probs.shape)}")
+    if draft.parents is not None:
+        raise ValueError("token trees are not verified yet: `parents` must be None")
+    counts = [min(count, length) for count in draft.counts]
+    return Draft(draft.tokens, counts, draft.probs, draft.sources, None, draft.healthy)
+
+
+def _name(drafter: Any) -> str:
+    return "none" if drafter is None else str(getattr(drafter, "name", type(drafter).__name__))
+
+
+def _size(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def decode(model: Any, call: Call, config: SpecConfig, drafter: Drafter | None) -> tuple[Tensor | SpecOutput, SpecStats]:
+    """Generate speculatively.
+
+    Args:
+        model: The target.
+        call: What `generate` has prepared.
+        config: The user's settings.
+        drafter: Where drafts come from; `None` decodes one token a round.
+
+    Returns:
+        What `generate` returns, and the statistics.
+    """
+    generation = Generation(model, call, config, drafter)
+    with torch.no_grad():
+        return generation.run(), generation.stats

@@ -1,0 +1,57 @@
+"""Where draft tokens come from: one file, one class each.
+
+A new strategy is a file here and a line in `DRAFTERS`; a user's own needs neither and is passed as an instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import IncompatibleDraftError, SpecDecError
+from .base import Draft, DraftContext, Drafter, Outlook
+from .draft_model import DraftModel
+from .hybrid import Hybrid
+from .prompt_lookup import PromptLookup
+
+
+# name -> how to make it from the draft model (`None` where the user gave none)
+DRAFTERS = {
+    "prompt_lookup": lambda draft: PromptLookup(),
+    "draft_model": lambda draft: DraftModel(draft),
+    "hybrid": lambda draft: Hybrid(DraftModel(draft)),
+    "none": lambda draft: None,
+}
+NEEDS_MODEL = ("draft_model", "hybrid")
+
+
+def resolve(drafter: Any, draft_model: Any) -> Drafter | None:
+    """Turn what the user named into a drafter.
+
+    Args:
+        drafter: A name, a `Drafter`, or `None` to choose.
+        draft_model: A loaded draft model, or `None`.
+
+    Returns:
+        The drafter, or `None` for `"none"`.
+
+    Raises:
+        SpecDecError: If there is no such drafter.
+        IncompatibleDraftError: If it needs a draft model and has none.
+    """
+    if drafter is None:
+        drafter = "prompt_lookup" if draft_model is None else "hybrid"
+    if not isinstance(drafter, str):
+        if not hasattr(drafter, "propose"):
+            raise SpecDecError(f"`drafter` must be a name or have a `propose` method, got {type(drafter).__name__}.")
+        resolved: Drafter = drafter
+        return resolved
+    if drafter not in DRAFTERS:
+        raise SpecDecError(f"There is no drafter {drafter!r}. Choose one of {sorted(DRAFTERS)} or pass an instance.")
+    if drafter in NEEDS_MODEL and draft_model is None:
+        raise IncompatibleDraftError(
+            f"The drafter {drafter!r} needs a draft model. Pass `assistant_model=` or `SpecConfig(draft_model=...)`."
+        )
+    return DRAFTERS[drafter](draft_model)
+
+
+__all__ = ["DRAFTERS", "Draft", "DraftContext", "DraftModel", "Drafter", "Hybrid", "Outlook", "PromptLookup", "resolve"]

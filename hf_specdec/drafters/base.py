@@ -1,0 +1,126 @@
+"""The interface of a drafter: something that guesses the next tokens of every row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..engine.logits import BlockLogits
+from ..engine.noise import Noise
+from ..engine.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for the live rows.
+
+    Attributes:
+        tokens: Draft tokens, int64 `[rows, k]`; what stands behind a row's count is ignored.
+        counts: Draft tokens of each row, 0 to k.
+        probs: The distribution that each token was sampled from, `[rows, k, vocabulary]`; `None` for a draft that is
+            a function of the text alone (lookup, argmax). It must be the one really used, or the output is biased.
+        sources: Name of each row's source for the statistics; `None`: the drafter's name.
+        parents: Room for token trees: index of each token's parent, int64 `[rows, k]`. Chains (`None`) are all that
+            is verified today.
+        healthy: False where the draft is broken (NaN); bool, no dimensions. It is read with the round's one copy.
+    """
+
+    tokens: Tensor
+    counts: Sequence[int]
+    probs: Tensor | None = None
+    sources: Sequence[str] | None = None
+    parents: Tensor | None = None
+    healthy: Tensor | None = None
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Draft:
+        """A deterministic draft from one list of tokens a row."""
+        counts = [len(row) for row in rows]
+        tokens = torch.zeros(len(rows), max(counts, default=0), dtype=torch.long)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
+        return cls(tokens, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a drafter expects of a row's next draft, so that the draft length can be chosen before drafting.
+
+    Attributes:
+        source: Where the draft would come from.
+        bucket: A class of drafts that are accepted alike, such as the length of a lookup's match.
+        acceptance: Expected acceptance of the first token until it has been measured; 0 if there is no draft.
+        free: Whether drafting takes (nearly) no time.
+    """
+
+    source: str
+    bucket: int = 0
+    acceptance: float = 0.7
+    free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may know about the generation it serves.
+
+    Attributes:
+        target: The target model.
+        rows: The texts; they grow as tokens are emitted.
+        device: Where the target's logits are.
+        vocabulary: Number of ids in the target's logits.
+        end_tokens: Tokens that end a text.
+        do_sample: Whether the target samples (else it is greedy).
+        logits: The target's logits processors.
+        noise: Noise that drafts should share with the target (`verification="coupled"`), or `None`.
+        generator: Source of randomness for sampled drafts.
+    """
+
+    target: Any
+    rows: Rows
+    device: torch.device
+    vocabulary: int
+    end_tokens: frozenset[int]
+    do_sample: bool
+    logits: BlockLogits
+    noise: Noise | None
+    generator: torch.Generator
+
+
+class Drafter(ABC):
+    """Base class of drafters.
+
+    Only `propose` is required. A generation works on a shallow copy of the instance that the user passed, made before
+    `start`; so one instance serves many threads if state of one generation is set in `start` and never in `__init__`.
+
+    Whatever a drafter does, the text stays right: a draft is only a guess. If a method raises, the generation warns
+    once and goes on without drafts.
+    """
+
+    name: ClassVar[str] = "custom"
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a generation. `context.rows.texts` holds the prompts."""
+
+    def outlook(self, rows: Rows) -> list[Outlook]:
+        """What to expect of each live row's next draft."""
+        return [Outlook(self.name)] * len(rows.live)
+
+    @abstractmethod
+    def propose(self, rows: Rows, length: int) -> Draft:
+        """Guess the next tokens of every live row.
+
+        Args:
+            rows: The texts: `rows.texts[row]` for `row in rows.live`, prompt and output without padding.
+            length: Most tokens to draft.
+        """
+
+    def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
+        """Hear after every round how much of its draft each live row accepted; `rows.texts` holds the new tokens."""
+
+    def select(self, keep: Sequence[int]) -> None:
+        """Hear that only these of the live rows (by place in `rows.live`) go on."""

@@ -1,0 +1,170 @@
+"""Drafts from a smaller causal language model with the target's token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..engine import compat, forward
+from ..engine.forward import RowModel
+from ..engine.noise import draw
+from ..engine.rows import Rows
+from ..errors import IncompatibleDraftError
+from .base import Draft, DraftContext, Drafter, Outlook
+
+
+class DraftModel(Drafter):
+    """Draft with a model of the target's family.
+
+    The model has its own row-offset cache, kept over the whole generation: a round costs one forward per drafted
+    token. Its logits go through the target's processors once, which is the distribution that verification is told.
+    The model itself is never changed.
+
+    Args:
+        model: A causal language model with the target's token ids. Padded vocabularies are fine.
+        confidence_threshold: Stop a draft behind the first token whose probability is below it (the token itself is
+            kept, so that the output stays exact). Costs a device sync a token; `None` drafts the full length.
+    """
+
+    name: ClassVar[str] = "draft_model"
+
+    def __init__(self, model: Any, confidence_threshold: float | None = None) -> None:
+        self.model = model
+        self.confidence_threshold = confidence_threshold
+
+    def start(self, context: DraftContext) -> None:
+        """Make an empty cache.
+
+        Raises:
+            IncompatibleDraftError: If the model can't draft for several rows of different length.
+        """
+        if reason := forward.unsupported_reason(self.model):
+            raise IncompatibleDraftError(
+                f"{type(self.model).__name__} can't be used as a draft model: {reason}. "
+                "Pass another draft, or speculative='prompt_lookup'."
+            )
+        self.context = context
+        reserve = max(map(len, context.rows.texts)) + min(context.rows.max_new_tokens, 256)
+        self.runner = RowModel(self.model, len(context.rows.live), reserve)
+        self.last: list[int] = [3] * len(context.rows.live)
+        self.drafted_from: list[int] | None = None
+        self.length = 0
+
+    def outlook(self, rows: Rows) -> list[Outlook]:
+        """Acceptance depends on how the last draft went; a row past the model's positions has no draft."""
+        return [
+            Outlook(self.name, last, 0.7 if self._room(len(rows.texts[row])) > 0 else 0.0)
+            for row, last in zip(rows.live, self.last, strict=True)
+        ]
+
+    def propose(self, rows: Rows, length: int) -> Draft:
+        """Draft `length` tokens for every live row."""
+        texts = [rows.texts[row] for row in rows.live]
+        self.drafted_from = [len(text) for text in texts]
+        self.length = length
+        counts = [min(length, self._room(len(text))) for text in texts]
+        if not any(counts):
+            self.length = 0
+            return Draft.from_lists([[]] * len(texts))
+        logits = self._catch_up(texts, counts)
+        tokens = torch.zeros(len(texts), length, dtype=torch.long, device=self.context.device)
+        probs: list[Tensor] = []
+        healthy = torch.ones((), dtype=torch.bool, device=self.context.device)
+        for position in range(length):
+            token, q, sound = self._choose(logits, rows, tokens[:, :position])
+            tokens[:, position] = token
+            healthy &= sound
+            if q is not None:
+                probs.append(q)
+            if position == length - 1 or self._unsure(token, logits, counts, position):
+                self.length = position + 1
+                break
+            fed = [int(position < count) for count in counts]
+            output = self.runner.forward(token[:, None].to(self.runner.device), fed)
+            self.runner.cache.commit(fed)
+            logits = self._fit(compat.all_token_logits(output)[:, 0])
+        counts = [min(count, self.length) for count in counts]
+        return Draft(tokens[:, : self.length], counts, torch.stack(probs, 1) if probs else None, healthy=healthy)
+
+    def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
+        """Forget the rejected tokens. The last drafted token was never fed, so a full acceptance feeds two next time."""
+        if self.drafted_from is None:
+            return
+        self.runner.cache.roll_back(
+            [start + min(kept, max(self.length - 1, 0)) for start, kept in zip(self.drafted_from, accepted, strict=True)]
+        )
+        if self.length:
+            self.last = [_outcome(kept, self.length) for kept in accepted]
+        self.drafted_from = None
+
+    def select(self, keep: Sequence[int]) -> None:
+        """Keep these rows."""
+        self.runner.cache.select(keep)
+        self.last = [self.last[row] for row in keep]
+
+    def _room(self, length: int) -> int:
+        """How many tokens can be drafted behind a text of `length` tokens."""
+        limit = self.runner.max_positions
+        return 1_000_000 if limit is None else max(0, limit - length)
+
+    def _catch_up(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
+        """Feed what the cache hasn't seen; logits behind each row's last token, `[rows, vocabulary]`."""
+        seen = self.runner.cache.lengths
+        # a row out of positions is fed a dummy, which is rolled back
+        pending = [text[old:] if count else text[-1:] for text, old, count in zip(texts, seen, counts, strict=True)]
+        before = list(seen)
+        _, logits = self.runner.prefill(pending)
+        self.runner.cache.roll_back(
+            [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]
+        )
+        return self._fit(logits)
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Cut or pad the draft's vocabulary to the target's: ids beyond either can't be drafted."""
+        missing = self.context.vocabulary - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[..., : self.context.vocabulary]
+
+    def _choose(self, logits: Tensor, rows: Rows, drafted: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The next draft token of every row, the distribution it was sampled from, and whether that is sound."""
+        context = self.context
+        position = drafted.shape[1]
+        sound = ~logits.isnan().any().to(context.device)
+        logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+        if context.logits.needs_prefix and position:
+            rows.lay_draft(drafted)
+        if context.logits.processors:
+            logits = logits.to(context.device)
+            whole = [position] * len(rows.live)
+            logits = context.logits(logits[:, None], rows, whole, first=position, draft_only=True)[:, 0]
+        if not context.do_sample:
+            return logits.argmax(-1).to(context.device), None, sound
+        logits = logits.to(context.device, torch.float32)
+        if context.noise is not None:
+            first = [rows.num_new(row) + position for row in rows.live]
+            return (logits + context.noise.gumbel(rows.live, first, 1, logits.shape[-1], logits.device)[:, 0]).argmax(-1), None, sound
+        q = torch.softmax(logits, -1)
+        empty = ~(q.sum(-1, keepdim=True) > 0.5)  # nothing was left to sample from
+        q = torch.where(empty, torch.nn.functional.one_hot(torch.zeros_like(empty[:, 0], dtype=torch.long), q.shape[-1]), q)
+        return draw(q, context.generator), q, sound
+
+    def _unsure(self, token: Tensor, logits: Tensor, counts: list[int], position: int) -> bool:
+        """Cut the rows whose token is less likely than the threshold behind it; whether every row is cut."""
+        if self.confidence_threshold is None:
+            return False
+        confidence = torch.softmax(logits.float(), -1).gather(1, token[:, None].to(logits.device)).squeeze(1)
+        for row, low in enumerate((confidence < self.confidence_threshold).tolist()):
+            if low:
+                counts[row] = min(counts[row], position + 1)
+        return all(count <= position + 1 for count in counts)
+
+
+def _outcome(accepted: int, drafted: int) -> int:
+    """Bucket of the last round: 0 nothing accepted, 1 some, 2 all of a short draft, 3 all of a long one."""
+    if accepted < drafted:
+        return int(accepted > 0)
+    return 2 if drafted < 4 else 3

@@ -1,0 +1,196 @@
+"""A key/value cache with one write offset per row, so that rolling back costs one integer per row.
+
+Row `b` owns slots `0 … length_b - 1`; a forward writes token `j` of its block at slot `length_b + j`; a rejected token
+is forgotten by not moving `length_b` past it, and is overwritten by the next block. Slots are positions: there is no
+padding inside a row, and sliding-window layers keep the full buffer and use a windowed mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from . import compat
+
+
+class RowLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of one layer: buffers `[rows, heads, capacity, head_dim]`, written at the cache's offsets."""
+
+    def __init__(self, owner: RowCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write a block `[rows, heads, n, head_dim]` and return every slot that the block may attend to."""
+        owner = self.owner
+        self._reserve(key_states, value_states, owner.stop)
+        if owner.uniform is not None:
+            stop = owner.uniform + key_states.shape[2]
+            self.keys[:, :, owner.uniform : stop] = key_states
+            self.values[:, :, owner.uniform : stop] = value_states
+        else:
+            rows, slots = owner.rows, owner.slots
+            if self.keys.device != slots.device:
+                rows, slots = rows.to(self.keys.device), slots.to(self.keys.device)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        return self.keys[:, :, : owner.stop], self.values[:, :, : owner.stop]
+
+    def _reserve(self, keys: Tensor, values: Tensor, slots: int) -> None:
+        """Make room for `slots` slots, doubling what is there."""
+        if not self.is_initialized:
+            capacity = max(slots, self.owner.reserve)
+            self.keys, self.values = _zeros(keys, capacity), _zeros(values, capacity)
+            self.device, self.is_initialized = keys.device, True
+        elif slots > self.keys.shape[2]:
+            capacity = max(slots, 2 * self.keys.shape[2])
+            self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+
+    def get_seq_length(self) -> int:
+        """Slots in use by the longest row."""
+        return max(self.owner.lengths, default=0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Slots that the coming forward can see, and the first of them."""
+        return self.owner.stop, 0
+
+
+class RowCache(Cache):  # type: ignore[misc]
+    """The cache of a batch whose rows have different lengths.
+
+    Attributes:
+        lengths: Committed slots of each row, on the host.
+        stop: One past the last slot that the current forward writes.
+        reserve: Slots to allocate at first; the buffers double when they are full.
+    """
+
+    def __init__(self, num_layers: int, rows: int, reserve: int = 256) -> None:
+        super().__init__(layers=[RowLayer(self) for _ in range(num_layers)])
+        self.lengths = [0] * rows
+        self.reserve = reserve
+        self.stop = 0
+        self.uniform: int | None = 0
+        self.rows = self.slots = torch.empty(0)
+
+    def begin(self, width: int, device: torch.device) -> Tensor:
+        """Prepare a forward of `width` tokens a row.
+
+        Returns:
+            Committed lengths `[rows, 1]`, int64 on `device`: the position of each row's first token.
+        """
+        self.stop = max(self.lengths) + width
+        self.uniform = self.lengths[0] if len(set(self.lengths)) == 1 else None
+        starts = torch.tensor(self.lengths, device=device)[:, None]
+        if self.uniform is None:
+            self.slots = starts + torch.arange(width, device=device)
+            self.rows = torch.arange(len(self.lengths), device=device)[:, None].expand_as(self.slots)
+        return starts
+
+    def commit(self, counts: Sequence[int]) -> None:
+        """Keep the first `counts[b]` tokens of the last block in row `b`; forget the others."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def roll_back(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first `lengths[b]` slots of row `b`."""
+        self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        self.lengths = [self.lengths[row] for row in rows]
+        used = max(self.lengths, default=0)
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = torch.tensor(rows, device=layer.keys.device)
+                layer.keys = _grown(layer.keys[index, :, :used], layer.keys.shape[2])
+                layer.values = _grown(layer.values[index, :, :used], layer.values.shape[2])
+
+    def load(self, cache: Cache, keep: Tensor) -> None:
+        """Copy what a user's cache holds.
+
+        Args:
+            cache: A `DynamicCache` of `past` tokens a row, all layers full attention.
+            keep: Which of its slots are real tokens, bool `[rows, past]`; the others are padding.
+        """
+        lengths = keep.sum(-1).tolist()
+        order = torch.sort(~keep, dim=-1, stable=True).indices[:, : max(lengths)]
+        for ours, theirs in zip(self.layers, cache.layers, strict=True):
+            index = order.to(theirs.keys.device)[:, None, :, None]
+            for name in ("keys", "values"):
+                source = getattr(theirs, name)
+                packed = source.gather(2, index.expand(-1, source.shape[1], -1, source.shape[3]))
+                setattr(ours, name, _grown(packed, max(self.reserve, packed.shape[2])))
+            ours.device, ours.is_initialized = ours.keys.device, True
+        self.lengths = lengths
+
+    def take(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """One row's keys and values, `[heads, length, head_dim]` for each layer."""
+        length = self.lengths[row]
+        return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self.layers if layer.is_initialized]
+
+
+def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], starts: Sequence[int], total: int) -> None:
+    """Write rows into a user's cache, laid out as Transformers would have.
+
+    Args:
+        cache: The `DynamicCache` to fill; what it held is replaced.
+        rows: What `RowCache.take` gave for each row of the batch.
+        starts: Left padding of each row: its token `i` goes to slot `starts[b] + i`.
+        total: Slots a row in the result; those that no token fills are zero.
+    """
+    while len(cache.layers) < len(rows[0]):
+        cache.layers.append(cache.layer_class_to_replicate())
+    for index, layer in enumerate(cache.layers):
+        pair = [torch.stack([_laid(row[index][part], start, total) for row, start in zip(rows, starts, strict=True)]) for part in (0, 1)]
+        layer.lazy_initialization(*pair)
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.cumulative_length = total
+            pair = [states[:, :, -(layer.sliding_window - 1) :] for states in pair]
+        layer.keys, layer.values = pair
+
+
+def layer_count(config: object) -> tuple[int, str | None]:
+    """How many layers a decoder's cache has, or why a `RowCache` can't stand in for it.
+
+    Args:
+        config: The decoder's text config.
+
+    Returns:
+        The number of layers and `None`, or 0 and the reason.
+    """
+    layers = DynamicCache(config=config).layers
+    other = sorted({type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)})
+    if other or not layers:
+        return 0, f"its cache has layers of another kind ({', '.join(other) or 'unknown'})"
+    return len(layers), None
+
+
+def unsupported_reason(cache: object) -> str | None:
+    """Why a cache that the user passed can't be continued by a `RowCache`, or `None`."""
+    if cache is None:
+        return None
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"a {type(cache).__name__} was passed (only a plain DynamicCache can be continued)"
+    if compat.seq_length(cache) == 0:
+        return None
+    if any(type(layer) is not DynamicLayer for layer in cache.layers):
+        return "the cache that was passed has sliding-window layers, which have already dropped older tokens"
+    return None
+
+
+def _laid(states: Tensor, start: int, total: int) -> Tensor:
+    """`[heads, length, head_dim]` placed at `start` of `total` slots."""
+    behind = total - start - states.shape[1]
+    return torch.nn.functional.pad(states, (0, 0, start, behind))
+
+
+def _zeros(like: Tensor, slots: int) -> Tensor:
+    return like.new_zeros(like.shape[0], like.shape[1], slots, like.shape[3])
+
+
+def _grown(buffer: Tensor, slots: int) -> Tensor:
+    grown = _zeros(buffer, slots)
+    grown[:, :, : buffer.shape[2]] = buffer
+    return grown

@@ -1,0 +1,82 @@
+"""Randomness: Gumbel noise that depends only on (seed, row, position, token), and draws from a generator.
+
+Choosing argmax(log p + noise) samples from p exactly (the Gumbel-max trick). As the noise doesn't depend on how the
+position was reached, the sampled text is the same with any draft of any length, in any batch, and without a draft.
+The noise is a hash, not a generator, so it is the same on every device and costs no synchronisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+_MASK = 0xFFFFFFFF
+
+
+def row_keys(texts: Sequence[Sequence[int]]) -> list[int]:
+    """A number for each row that depends on its prompt alone; repeated prompts are counted to get different ones."""
+    seen: dict[int, int] = {}
+    keys = []
+    for text in texts:
+        digest = hashlib.blake2b(repr(list(text)).encode(), digest_size=8).digest()
+        key = int.from_bytes(digest[:4], "little")
+        seen[key] = seen.get(key, -1) + 1
+        keys.append((key + 0x9E3779B9 * seen[key]) & _MASK)
+    return keys
+
+
+class Noise:
+    """Gumbel noise for the rows of a batch.
+
+    Attributes:
+        keys: One number for each row of the batch.
+    """
+
+    def __init__(self, seed: int, keys: Sequence[int]) -> None:
+        self.seed = seed
+        self.keys = list(keys)
+
+    def gumbel(self, rows: Sequence[int], first: Sequence[int], width: int, vocabulary: int, device: torch.device) -> Tensor:
+        """Noise for `width` positions of some rows.
+
+        Args:
+            rows: Rows, by index in the batch.
+            first: Position of each row's first token, counted from the start of its output.
+            width: Positions a row.
+            vocabulary: Tokens a position.
+            device: Where to compute it.
+
+        Returns:
+            Standard Gumbel noise, float32 `[rows, width, vocabulary]`.
+        """
+        keys = torch.tensor([self.keys[row] for row in rows], device=device)
+        positions = torch.tensor(list(first), device=device)[:, None] + torch.arange(width, device=device)
+        state = _mix(_mix(keys ^ (self.seed & _MASK))[:, None] ^ positions) ^ ((self.seed >> 32) & _MASK)  # (rows, width)
+        bits = _mix(_mix(state)[..., None] ^ _mix(torch.arange(vocabulary, device=device) + 0x85EBCA6B))
+        uniform = (bits.double() + 0.5) / 2.0**32
+        return uniform.log_().neg_().log_().neg_().float()
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """A 32-bit integer hash with good avalanche (the "lowbias32" constants of C. Wellons), on int64 tensors."""
+    bits = bits & _MASK
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
+    return bits ^ (bits >> 16)
+
+
+def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """One sample a row from unnormalised weights.
+
+    Args:
+        weights: Non-negative, `[rows, vocabulary]`.
+        generator: Source of randomness, on the same device.
+
+    Returns:
+        Tokens, int64 `[rows]`.
+    """
+    return torch.multinomial(weights, 1, generator=generator).squeeze(1)

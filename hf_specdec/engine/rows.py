@@ -1,0 +1,87 @@
+"""The texts of a batch: which rows are live, what each has said, and how far it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """Every row's tokens, on the host for drafters and stopping, on the device for logits processors.
+
+    Attributes:
+        texts: Tokens of each row of the batch, padding left out: prompt, then output.
+        prompt_lengths: How many of them are prompt.
+        live: Rows that are still generating, by index in the batch.
+        max_new_tokens: Most tokens a row may emit.
+        padded: All rows as Transformers lays them out (left padding included), int64 `[batch, ≥ padded_prompt]`.
+        padded_prompt: Length of the padded prompts.
+    """
+
+    def __init__(self, input_ids: Tensor, keep: Tensor | None, max_new_tokens: int, pad_token: int) -> None:
+        """Read the prompts.
+
+        Args:
+            input_ids: Padded prompts, int64 `[batch, length]`.
+            keep: Which of them are real tokens, bool `[batch, length]`; `None` for all.
+            max_new_tokens: Most tokens a row may emit.
+            pad_token: What to fill finished rows with.
+        """
+        self.padded = input_ids
+        self.padded_prompt = input_ids.shape[1]
+        self.pad_token = pad_token
+        host = input_ids.cpu()
+        kept = torch.ones_like(host, dtype=torch.bool) if keep is None else keep.cpu()
+        self.texts: list[list[int]] = [row[mask].tolist() for row, mask in zip(host, kept, strict=True)]
+        self.prompt_lengths = [len(text) for text in self.texts]
+        self.live = list(range(len(self.texts)))
+        self.max_new_tokens = max_new_tokens
+
+    def num_new(self, row: int) -> int:
+        """Tokens that a row has emitted."""
+        return len(self.texts[row]) - self.prompt_lengths[row]
+
+    def output(self, row: int) -> list[int]:
+        """The tokens that a row has emitted."""
+        return self.texts[row][self.prompt_lengths[row] :]
+
+    def end(self, row: int) -> int:
+        """Where a row ends in the padded layout."""
+        return self.padded_prompt + self.num_new(row)
+
+    def draft_room(self) -> int:
+        """Most draft tokens that any live row could still use: one less than it may emit."""
+        return max((self.max_new_tokens - self.num_new(row) for row in self.live), default=0) - 1
+
+    def write(self, row: int, tokens: Sequence[int]) -> None:
+        """Append emitted tokens to a row."""
+        self._reserve(self.end(row) + len(tokens))
+        self.padded[row, self.end(row) : self.end(row) + len(tokens)] = torch.as_tensor(tokens, device=self.padded.device)
+        self.texts[row].extend(tokens)
+
+    def lay_draft(self, draft: Tensor) -> None:
+        """Put draft tokens `[live, k]` behind the live rows in `padded`; what is emitted later overwrites them."""
+        ends = [self.end(row) for row in self.live]
+        self._reserve(max(ends) + draft.shape[1])
+        rows = torch.tensor(self.live, device=self.padded.device)[:, None]
+        slots = torch.tensor(ends, device=self.padded.device)[:, None] + torch.arange(
+            draft.shape[1], device=self.padded.device
+        )
+        self.padded[rows, slots] = draft.to(self.padded.device)
+
+    def sequences(self) -> Tensor:
+        """The batch as `generate` returns it: prompts, then outputs, right-padded to the longest, int64."""
+        longest = max(self.num_new(row) for row in range(len(self.texts)))
+        self._reserve(self.padded_prompt + longest)
+        result = self.padded[:, : self.padded_prompt + longest].clone()
+        for row in range(len(self.texts)):
+            result[row, self.end(row) :] = self.pad_token
+        return result
+
+    def _reserve(self, length: int) -> None:
+        if length > self.padded.shape[1]:
+            grown = self.padded.new_full((self.padded.shape[0], max(length, 2 * self.padded.shape[1])), self.pad_token)
+            grown[:, : self.padded.shape[1]] = self.padded
+            self.padded = grown

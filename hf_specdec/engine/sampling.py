@@ -1,0 +1,96 @@
+"""From scores to tokens: greedy, sampled, coupled; with or without a draft to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import verify
+from .noise import Noise, draw, row_keys
+from .rows import Rows
+
+
+BLOCK_FROM = 3  # draft length from which block verification is worth its extra reduction
+
+
+class Decision(NamedTuple):
+    """What was decided for every live row, still on the device.
+
+    Attributes:
+        accepted: Draft tokens kept, int64 `[rows]`.
+        following: The token behind them, int64 `[rows]`.
+        overlaps: For sampled drafts Σmin(p, q), p(argmax q) and Σp·q, summed over the positions up to the first
+            rejection, float64 `[3]`; else `None`.
+    """
+
+    accepted: Tensor
+    following: Tensor
+    overlaps: Tensor | None = None
+
+
+class Sampler:
+    """Chooses tokens for one generation.
+
+    Without a sampled draft every position is decided by argmax(score + noise), where the noise is zero for greedy
+    decoding and depends on (seed, row, position) alone for sampling: the text is the same with any draft.
+
+    Attributes:
+        noise: The noise, or `None` for greedy decoding.
+        generator: Randomness for sampled drafts and their verification.
+    """
+
+    def __init__(self, do_sample: bool, verification: str, seed: int | None, rows: Rows, device: torch.device) -> None:
+        self.verification = verification
+        if do_sample and seed is None:
+            seed = int(torch.randint(2**62, (1,)))
+        self.noise = Noise(seed, row_keys(rows.texts)) if do_sample and seed is not None else None
+        self.generator = torch.Generator(device=device)
+        if seed is not None:
+            self.generator.manual_seed(seed % 2**63)
+
+    @property
+    def shared_noise(self) -> Noise | None:
+        """Noise that a draft should use too, if it is to guess what this sampler will choose."""
+        return self.noise if self.verification == "coupled" else None
+
+    def decide(self, scores: Tensor, draft: Tensor, counts: Tensor, probs: Tensor | None, rows: Rows) -> Decision:
+        """Verify a draft and choose the token behind it.
+
+        Args:
+            scores: Processed scores, float32 `[rows, k + 1, vocabulary]`.
+            draft: Draft tokens, int64 `[rows, k]`.
+            counts: Draft tokens of each row, int64 `[rows]`.
+            probs: What they were sampled from, `[rows, k, vocabulary]`, or `None` for a deterministic draft.
+            rows: The texts.
+        """
+        if self.noise is None or probs is None or self.verification == "coupled" or not draft.shape[1]:
+            return Decision(*verify.accept_matching(self._choose(scores, rows), draft, counts))
+        p = torch.softmax(scores, -1)
+        uniform = torch.rand(draft.shape, generator=self.generator, device=scores.device)
+        blockwise = self.verification == "block" or (self.verification == "auto" and draft.shape[1] >= BLOCK_FROM)
+        accept = verify.accept_block if blockwise else verify.accept_tokens
+        verdict = accept(p, probs, draft, counts, uniform)
+        following = draw(verdict.weights, self.generator)
+        return Decision(verdict.accepted, following, _overlaps(p[:, :-1], probs, counts, verdict.accepted))
+
+    def _choose(self, scores: Tensor, rows: Rows) -> Tensor:
+        """The target's own choice at every position, int64 `[rows, k + 1]`; ties go to the lowest id."""
+        if self.noise is not None:
+            first: Sequence[int] = [rows.num_new(row) for row in rows.live]
+            scores = scores + self.noise.gumbel(rows.live, first, scores.shape[1], scores.shape[2], scores.device)
+        return scores.argmax(-1)
+
+
+def _overlaps(p: Tensor, q: Tensor, counts: Tensor, accepted: Tensor) -> Tensor:
+    """The three acceptance sums of `Decision.overlaps`."""
+    positions = torch.arange(q.shape[1], device=q.device)
+    seen = (positions < counts[:, None]) & (positions <= accepted[:, None])
+    each = (
+        torch.minimum(p, q).sum(-1),
+        p.gather(2, q.argmax(-1, keepdim=True)).squeeze(2),
+        (p * q).sum(-1),
+    )
+    return torch.stack([(values * seen).sum().double() for values in each])

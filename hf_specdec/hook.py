@@ -1,0 +1,408 @@
+"""The door: how calls of `model.generate` reach the loop, and how the others stay as they are.
+
+`enable()` re-points three entries of Transformers' table of decoding methods and wraps two methods of
+`GenerationMixin`; `enable(model)` gives one model a subclass of its class that does the same. Either way `generate`
+prepares everything as usual and the loop gets what the native loop would have got. Nothing is changed on import.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation import GenerationMixin, GenerationMode, StoppingCriteriaList, StopStringCriteria
+from transformers.generation import utils as native
+
+from .config import SpecConfig
+from .decoding import Call, decode
+from .drafters import resolve
+from .drafters.prompt_lookup import PromptLookup
+from .errors import IncompatibleDraftError, SpecDecError, UnsupportedModelError
+from .outputs import SpecOutput
+from .request import Request, draft_of, native_reason, read_request
+from .selection.load import load_draft
+from .selection.vocabulary import different_ids_reason
+from .stats import SpecStats
+from .support import cache_for_loop, plain_reason
+
+
+logger = logging.getLogger(__name__)
+
+OURS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
+_LOCK = threading.Lock()
+_ORIGINALS: dict[str, Any] = {}
+_WARNED: set[str] = set()
+_LATEST: weakref.WeakKeyDictionary[Any, SpecStats] = weakref.WeakKeyDictionary()
+_BY_THREAD = threading.local()
+
+
+def last_stats(model: Any) -> SpecStats | None:
+    """Statistics of the model's last generation that speculation was asked for.
+
+    Args:
+        model: The target model.
+
+    Returns:
+        Those of the calling thread's last call if it made one, else of any thread's; `None` without any.
+    """
+    mine = getattr(_BY_THREAD, "stats", {}).get(model)
+    return mine if mine is not None else _LATEST.get(model)
+
+
+def _remember(model: Any, stats: SpecStats) -> None:
+    if not hasattr(_BY_THREAD, "stats"):
+        _BY_THREAD.stats = weakref.WeakKeyDictionary()
+    _BY_THREAD.stats[model] = _LATEST[model] = stats
+
+
+def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[str, Any]) -> Any:
+    """Decode speculatively, or plainly with a reason.
+
+    Args:
+        model: The target.
+        plain: The native decoding method, to be called with `call`.
+        config: The user's settings.
+        call: Keyword arguments that `generate` prepared.
+
+    Returns:
+        What `generate` returns.
+    """
+    passed = {name: call.pop(name, None) for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor")}
+    settings = call["generation_config"]
+    named = {"input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"}
+    model_kwargs = {name: value for name, value in call.items() if name not in named}
+    reason = None
+    if type(model)._sample not in (GenerationMixin._sample, getattr(type(model), "_hf_specdec_sample_of_model", None)):
+        reason = f"{type(model).__name__} has a decoding loop of its own"
+    reason = reason or plain_reason(
+        model, call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings,
+        bool(call.get("synced_gpus")), model_kwargs,
+    )  # fmt: skip
+    drafter = None
+    if reason is None:
+        try:
+            drafter, reason = _drafter(model, config, passed)
+        except IncompatibleDraftError as error:
+            if config.strict or isinstance(config.draft_model, str) or config.drafter is not None:
+                raise
+            reason = str(error)
+    if reason is not None:
+        return _run_plainly(model, plain, config, call, reason)
+    streamer = call.get("streamer")
+    prepared = Call(
+        call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings, streamer,
+        model_kwargs.get("attention_mask"), cache_for_loop(model_kwargs),
+    )  # fmt: skip
+    output, stats = decode(model, prepared, config, drafter)
+    _remember(model, stats)
+    logger.info("%s", stats)
+    return output
+
+
+def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[Any, str | None]:
+    """The drafter of a call, or why there is none."""
+    draft = config.draft_model
+    if isinstance(draft, (str, os.PathLike)):
+        draft = load_draft(model, os.fspath(draft), config.draft_device)
+    if draft is not None:
+        if reason := different_ids_reason(model, draft, passed["tokenizer"], passed["assistant_tokenizer"]):
+            return None, reason
+        if reason := draft_of(draft):
+            return None, reason
+    return resolve(config.drafter, draft), None
+
+
+def _run_plainly(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[str, Any], reason: str) -> Any:
+    """The native loop, with the reason logged once and kept in the statistics."""
+    if config.strict:
+        raise UnsupportedModelError(
+            f"This call can't be sped up: {reason}. Drop `strict=True` to decode it plainly, or change the call."
+        )
+    if reason not in _WARNED:
+        _WARNED.add(reason)
+        logger.warning("decoding without speculation: %s.", reason)
+    began = time.perf_counter()
+    output = plain(model, **call)
+    sequences = output if isinstance(output, Tensor) else output.sequences
+    new = sequences[:, call["input_ids"].shape[1] :]
+    stats = SpecStats(total_seconds=time.perf_counter() - began, fallback_reason=reason, num_emitted_tokens=new.numel())
+    _remember(model, stats)
+    if type(output) is native.GenerateDecoderOnlyOutput:
+        return SpecOutput(**output, spec_stats=stats)
+    return output
+
+
+def _prepare(original: Callable[..., Any], self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+    """`_prepare_generation_config`, taking `speculative=` out of the arguments and noting what the user gave."""
+    request = read_request(self, generation_config, kwargs)
+    prepared, model_kwargs = original(self, generation_config, **kwargs)
+    prepared._hf_specdec = request
+    return prepared, model_kwargs
+
+
+def _validate(original: Callable[..., Any], self: Any, mode: Any, generation_config: Any, mode_kwargs: Any) -> None:
+    """`_validate_generation_mode`, without the checks that bind Transformers' own loop alone."""
+    request: Request = getattr(generation_config, "_hf_specdec", None) or Request()
+    config = request.config(generation_config, mode_kwargs.get("assistant_model"))
+    if config is not None and mode not in OURS:
+        reason = f"decoding mode '{mode.value}' is not sped up"
+        if config.strict:
+            raise UnsupportedModelError(f"This call can't be sped up: {reason}. Drop `strict=True` or use one beam.")
+        if reason not in _WARNED:
+            _WARNED.add(reason)
+            logger.warning("decoding without speculation: %s.", reason)
+        _remember(self, SpecStats(fallback_reason=reason))
+    if config is not None and mode is GenerationMode.ASSISTED_GENERATION and not native_reason(generation_config):
+        mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
+        mode_kwargs = {name: value for name, value in mode_kwargs.items() if not name.startswith("assistant_")}
+    original(self, mode, generation_config, mode_kwargs)
+
+
+def _route(self: Any, sample: Callable[..., Any], assisted: Callable[..., Any] | None, call: dict[str, Any]) -> Any:
+    """Send a prepared call to our loop, or to the native one it came from (`assisted` if given, else `sample`)."""
+    settings = call["generation_config"]
+    request: Request = getattr(settings, "_hf_specdec", None) or Request()
+    config = request.config(settings, call.get("assistant_model"))
+    if config is None or settings.is_assistant or (assisted is not None and native_reason(settings)):
+        return (assisted or sample)(self, **call)
+    settings._hf_specdec = None  # a native loop that this call falls back to must not be routed again
+    return run(self, sample, config, call)
+
+
+def _sample_entry(self: Any, input_ids: Tensor, **call: Any) -> Any:
+    return _route(self, type(self)._sample, None, {"input_ids": input_ids, **call})
+
+
+def _assisted_entry(self: Any, input_ids: Tensor, **call: Any) -> Any:
+    return _route(self, type(self)._sample, type(self)._assisted_decoding, {"input_ids": input_ids, **call})
+
+
+def enable(model: Any = None) -> None:
+    """Let `generate` take `speculative=`, and send `assistant_model=` and `prompt_lookup_num_tokens=` to our loop.
+
+    Args:
+        model: One model; `None` means every model of the process. Safe to call again.
+
+    Raises:
+        UnsupportedModelError: If the installed Transformers keeps its decoding methods elsewhere.
+    """
+    _check_host()
+    with _LOCK:
+        if model is not None:
+            if not isinstance(model, _EnabledModel):
+                model.__class__ = _enabled_class(type(model))
+            return
+        if _ORIGINALS:
+            return
+        for name, wrapper in (("_prepare_generation_config", _prepare), ("_validate_generation_mode", _validate)):
+            _ORIGINALS[name] = getattr(GenerationMixin, name)
+            setattr(GenerationMixin, name, _bound_wrapper(wrapper, _ORIGINALS[name]))
+        GenerationMixin._hf_specdec_sample = _sample_entry
+        GenerationMixin._hf_specdec_assisted = _assisted_entry
+        for mode in OURS:
+            _ORIGINALS[mode] = native.GENERATION_MODES_MAPPING[mode]
+            assisted = mode is GenerationMode.ASSISTED_GENERATION
+            native.GENERATION_MODES_MAPPING[mode] = "_hf_specdec_assisted" if assisted else "_hf_specdec_sample"
+
+
+def disable(model: Any = None) -> None:
+    """Undo `enable()`.
+
+    Args:
+        model: One model; `None` undoes the process-wide `enable()`. Safe to call again.
+    """
+    with _LOCK:
+        if model is not None:
+            if isinstance(model, _EnabledModel):
+                model.__class__ = type(model)._hf_specdec_base
+            return
+        for key, original in _ORIGINALS.items():
+            if isinstance(key, GenerationMode):
+                native.GENERATION_MODES_MAPPING[key] = original
+            else:
+                setattr(GenerationMixin, key, original)
+        if _ORIGINALS:
+            del GenerationMixin._hf_specdec_sample, GenerationMixin._hf_specdec_assisted
+        _ORIGINALS.clear()
+
+
+def _bound_wrapper(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    return method
+
+
+def _check_host() -> None:
+    """Make sure that Transformers' decoding methods are where this file expects them."""
+    expected = {"input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"}
+    for name in ("_sample", "_assisted_decoding"):
+        method = getattr(GenerationMixin, name, None)
+        if method is None or not expected <= set(inspect.signature(method).parameters):
+            raise UnsupportedModelError(
+                f"The installed Transformers has no `GenerationMixin.{name}` of the known form. "
+                "Call `hf_specdec.generate(model, ...)`, which needs no hook, or install transformers>=5.18,<6."
+            )
+
+
+class _EnabledModel:
+    """Mixed into the class of a model that was enabled alone."""
+
+    _hf_specdec_base: type
+
+    def _prepare_generation_config(self, generation_config: Any = None, **kwargs: Any) -> Any:
+        return _prepare(self._hf_specdec_base._prepare_generation_config, self, generation_config, **kwargs)  # type: ignore[attr-defined]
+
+    def _validate_generation_mode(self, mode: Any, generation_config: Any, mode_kwargs: Any) -> None:
+        _validate(self._hf_specdec_base._validate_generation_mode, self, mode, generation_config, mode_kwargs)  # type: ignore[attr-defined]
+
+    def _sample(self, input_ids: Tensor, **call: Any) -> Any:
+        return _route(self, self._hf_specdec_base._sample, None, {"input_ids": input_ids, **call})  # type: ignore[attr-defined]
+
+    def _assisted_decoding(self, input_ids: Tensor, **call: Any) -> Any:
+        base: Any = self._hf_specdec_base
+        return _route(self, base._sample, base._assisted_decoding, {"input_ids": input_ids, **call})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickled as the class that a process without hf_specdec knows
+        make, arguments, *rest = super().__reduce_ex__(protocol)
+        return (make, (self._hf_specdec_base, *arguments[1:]), *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, arguments, state, *_ = self.__reduce_ex__(4)
+        duplicate = make(*arguments)
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(state, memo))
+        enable(duplicate)
+        return duplicate
+
+
+@functools.cache
+def _enabled_class(base: type) -> type:
+    return type(
+        base.__name__,
+        (_EnabledModel, base),
+        {
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            "_hf_specdec_base": base,
+            # a base with the usual loop may be sped up; `run` looks here to tell it from one with its own
+            "_hf_specdec_sample_of_model": _EnabledModel._sample if base._sample is GenerationMixin._sample else None,  # type: ignore[attr-defined]
+        },
+    )
+
+
+def decoder(
+    *, streamer: Any = None, tokenizer: Any = None, stop_strings: Any = None, speculative: Any = True, **fields: Any
+) -> Callable[..., Any]:
+    """A decoding function for Transformers' own extension point, `generate(..., custom_generate=decoder(...))`.
+
+    Args:
+        streamer: Streamer; pass it here, as `generate` drops it for custom functions.
+        tokenizer: Tokenizer for `stop_strings`.
+        stop_strings: Strings that end a text; pass them here, for the same reason.
+        speculative: As in `generate(..., speculative=...)`.
+        **fields: Fields of `SpecConfig`.
+
+    Returns:
+        A function to pass as `custom_generate`.
+
+    Raises:
+        SpecDecError: If a field is unknown or wrong, or `stop_strings` come without a tokenizer.
+    """
+    try:
+        config = SpecConfig.from_argument(speculative, **fields)
+    except TypeError as error:
+        raise SpecDecError(f"`decoder` takes the fields of SpecConfig: {error}.") from error
+    if stop_strings is not None and tokenizer is None:
+        raise SpecDecError("`stop_strings` need a `tokenizer=` to be found in tokens.")
+
+    def speculative_decoding(
+        model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **model_kwargs: Any
+    ) -> Any:
+        criteria = StoppingCriteriaList(stopping_criteria)
+        if stop_strings is not None:
+            criteria.insert(0, StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        call = {
+            "input_ids": input_ids,
+            "logits_processor": logits_processor,
+            "stopping_criteria": criteria,
+            "generation_config": generation_config,
+            "streamer": streamer,
+            **model_kwargs,
+        }
+        mode = generation_config.get_generation_mode(None)
+        plain = _native_method(model, mode)
+        if config is None or Request.is_switched_off():
+            return plain(model, **call)
+        if mode not in OURS:
+            return _run_plainly(model, plain, config, call, f"decoding mode '{mode.value}' is not sped up")
+        request: Request = getattr(generation_config, "_hf_specdec", None) or Request()
+        generation_config._hf_specdec = None
+        return run(model, plain, request.refine(config, generation_config), call)
+
+    return speculative_decoding
+
+
+def _native_method(model: Any, mode: Any) -> Callable[..., Any]:
+    """Transformers' own method for a decoding mode, whether or not hooks are installed."""
+    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    name = "_sample" if mode in OURS else native.GENERATION_MODES_MAPPING[mode]
+    method: Callable[..., Any] = getattr(kind, name)
+    return method
+
+
+def generate(
+    model: Any, inputs: Tensor | None = None, *, speculative: Any = True, assistant_model: Any = None,
+    streamer: Any = None, tokenizer: Any = None, stop_strings: Any = None, prompt_lookup_num_tokens: int | None = None,
+    max_matching_ngram_size: int | None = None, generation_config: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """`model.generate` with speculation, without any hook.
+
+    Args:
+        model: The target model.
+        inputs: Token ids `[batch, length]`, as in `model.generate`.
+        speculative: `True`, a drafter's name, a `SpecConfig` or a `Drafter`; `False` decodes plainly.
+        assistant_model: Draft model, its id or path; the same as `SpecConfig(draft_model=...)`.
+        streamer: As in `model.generate`.
+        tokenizer: As in `model.generate`; needed for `stop_strings`.
+        stop_strings: As in `model.generate`.
+        prompt_lookup_num_tokens: As in `model.generate`: draft this many tokens by lookup.
+        max_matching_ngram_size: As in `model.generate`: longest n-gram to look up.
+        generation_config: As in `model.generate`.
+        **kwargs: Everything else that `model.generate` takes.
+
+    Returns:
+        What `model.generate` returns; with `return_dict_in_generate=True` a `SpecOutput`, which has `spec_stats`.
+
+    Raises:
+        SpecDecError: If `speculative` is none of the above.
+    """
+    config = SpecConfig.from_argument(speculative, draft_model=assistant_model)
+    if config is not None and prompt_lookup_num_tokens is not None:
+        lookup = PromptLookup(max_ngram=max_matching_ngram_size or 4)
+        config = SpecConfig.from_argument(config, drafter=lookup, num_draft_tokens=prompt_lookup_num_tokens)
+    request = read_request(model, generation_config, kwargs)
+    if config is not None:
+        config = request.refine(config, None, assistant_model)
+    saved = stop_strings or getattr(generation_config or model.generation_config, "stop_strings", None)
+    if saved is not None:
+        generation_config = copy.deepcopy(generation_config) if generation_config is not None else GenerationConfig()
+        generation_config.stop_strings = None
+    settings: dict[str, Any] = {} if generation_config is None else {"generation_config": generation_config}
+    custom = decoder(streamer=streamer, tokenizer=tokenizer, stop_strings=saved, speculative=config or False)
+    return model.generate(inputs, custom_generate=custom, **settings, **kwargs)

@@ -1,0 +1,1 @@
+"""Which draft, and where it lives."""
