@@ -17,8 +17,9 @@ from .stats import SpecStats, StepEvent
 
 if TYPE_CHECKING:
     from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup
-    from .hook import decoder, disable, enable, generate, last_stats
+    from .hook import decoder, disable, enable, generate
     from .outputs import SpecOutput
+    from .routing import last_stats
 
 try:
     __version__ = version("hf_specdec")
@@ -36,7 +37,7 @@ _LAZY = {
     "disable": "hook",
     "enable": "hook",
     "generate": "hook",
-    "last_stats": "hook",
+    "last_stats": "routing",
 }
 
 

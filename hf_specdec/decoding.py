@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .config import SpecConfig
-from .drafters.base import Draft, DraftContext, Drafter, Outlook
+from .drafters.base import Draft, DraftContext, Drafter, Outlook, checked
 from .engine import compat
 from .engine.cache import fill
 from .engine.forward import RowModel
@@ -107,9 +107,11 @@ class Generation:
         self._emit([[token] for token in tokens], scores, logits, None, lengths)
         self.stats.num_target_forwards += 1
         self.stats.prefill_seconds = time.perf_counter() - began
-        for row, token in enumerate(tokens):
+        for row in range(len(tokens)):
             self.stats.record_emitted(row, 1)
-        self._report(0, list(range(len(tokens))), [[]] * len(tokens), [0] * len(tokens), [[t] for t in tokens], [], began)
+        self._report(
+            0, list(range(len(tokens))), [[]] * len(tokens), [0] * len(tokens), [[t] for t in tokens], [], began
+        )
 
     def _load_cache(self) -> list[list[int]]:
         """Take over a cache the user passed; the tokens of each row that are still to be read."""
@@ -169,7 +171,7 @@ class Generation:
             if length < 1 or not any(each.acceptance > 0 for each in outlook):
                 return nothing, outlook
             draft = self.drafter.propose(self.rows, length)
-            return _checked(draft, len(self.rows.live), length), outlook
+            return checked(draft, len(self.rows.live), length), outlook
         except Exception as error:
             self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
             return nothing, idle
@@ -234,7 +236,12 @@ class Generation:
             self.stats.sum_pq += pq
         columns = table.shape[1]
         lines = [[int(value) for value in numbers[at : at + columns]] for at in range(0, len(numbers), columns)]
-        return [line[0] for line in lines], [line[1] for line in lines], [line[2] for line in lines], [line[3:] for line in lines]
+        return (
+            [line[0] for line in lines],
+            [line[1] for line in lines],
+            [line[2] for line in lines],
+            [line[3:] for line in lines],
+        )
 
     def _emit(
         self, tokens: Sequence[Sequence[int]], scores: Tensor, logits: Tensor, output: Any, lengths: Sequence[int],
@@ -329,8 +336,13 @@ class Generation:
         if self.config.on_step is not None:
             self.config.on_step(
                 StepEvent(
-                    step, tuple(rows), tuple(map(tuple, drafted)), tuple(accepted), tuple(map(tuple, emitted)),
-                    tuple(sources or ["none"] * len(rows)), time.perf_counter() - began,
+                    step,
+                    tuple(rows),
+                    tuple(map(tuple, drafted)),
+                    tuple(accepted),
+                    tuple(map(tuple, emitted)),
+                    tuple(sources or ["none"] * len(rows)),
+                    time.perf_counter() - began,
                 )  # fmt: skip
             )
 
@@ -354,25 +366,6 @@ class Generation:
         )
 
 
-def _checked(draft: Draft, rows: int, length: int) -> Draft:
-    """Raise a clear error for a draft of the wrong shape."""
-    if not isinstance(draft, Draft):
-        raise TypeError(f"`propose` must return a Draft, got {type(draft).__name__}")
-    shape = tuple(draft.tokens.shape)
-    if len(shape) != 2 or shape[0] != rows or len(draft.counts) != rows:
-        raise ValueError(f"a draft for {rows} rows needs tokens [{rows}, k] and {rows} counts, got {shape} and {len(draft.counts)}")
-    if draft.tokens.is_floating_point():
-        raise ValueError(f"draft tokens must be integers, got {draft.tokens.dtype}")
-    if any(not 0 <= count <= shape[1] for count in draft.counts):
-        raise ValueError(f"draft counts must be from 0 to {shape[1]}, got {list(draft.counts)}")
-    if draft.probs is not None and tuple(draft.probs.shape[:2]) != shape:
-        raise ValueError(f"draft probabilities must be [{rows}, {shape[1]}, vocabulary], got {tuple(draft.probs.shape)}")
-    if draft.parents is not None:
-        raise ValueError("token trees are not verified yet: `parents` must be None")
-    counts = [min(count, length) for count in draft.counts]
-    return Draft(draft.tokens, counts, draft.probs, draft.sources, None, draft.healthy)
-
-
 def _name(drafter: Any) -> str:
     return "none" if drafter is None else str(getattr(drafter, "name", type(drafter).__name__))
 
@@ -381,7 +374,9 @@ def _size(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def decode(model: Any, call: Call, config: SpecConfig, drafter: Drafter | None) -> tuple[Tensor | SpecOutput, SpecStats]:
+def decode(
+    model: Any, call: Call, config: SpecConfig, drafter: Drafter | None
+) -> tuple[Tensor | SpecOutput, SpecStats]:
     """Generate speculatively.
 
     Args:

@@ -10,11 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import logging
-import os
 import threading
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,122 +20,16 @@ from transformers.generation import GenerationMixin, GenerationMode, StoppingCri
 from transformers.generation import utils as native
 
 from .config import SpecConfig
-from .decoding import Call, decode
-from .drafters import resolve
 from .drafters.prompt_lookup import PromptLookup
-from .errors import IncompatibleDraftError, SpecDecError, UnsupportedModelError
-from .outputs import SpecOutput
-from .request import Request, draft_of, native_reason, read_request
-from .selection.load import load_draft
-from .selection.vocabulary import different_ids_reason
+from .errors import SpecDecError, UnsupportedModelError
+from .request import Request, native_reason, read_request
+from .routing import note_plain, remember, run, run_plainly
 from .stats import SpecStats
-from .support import cache_for_loop, plain_reason
 
-
-logger = logging.getLogger(__name__)
 
 OURS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 _LOCK = threading.Lock()
 _ORIGINALS: dict[str, Any] = {}
-_WARNED: set[str] = set()
-_LATEST: weakref.WeakKeyDictionary[Any, SpecStats] = weakref.WeakKeyDictionary()
-_BY_THREAD = threading.local()
-
-
-def last_stats(model: Any) -> SpecStats | None:
-    """Statistics of the model's last generation that speculation was asked for.
-
-    Args:
-        model: The target model.
-
-    Returns:
-        Those of the calling thread's last call if it made one, else of any thread's; `None` without any.
-    """
-    mine = getattr(_BY_THREAD, "stats", {}).get(model)
-    return mine if mine is not None else _LATEST.get(model)
-
-
-def _remember(model: Any, stats: SpecStats) -> None:
-    if not hasattr(_BY_THREAD, "stats"):
-        _BY_THREAD.stats = weakref.WeakKeyDictionary()
-    _BY_THREAD.stats[model] = _LATEST[model] = stats
-
-
-def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[str, Any]) -> Any:
-    """Decode speculatively, or plainly with a reason.
-
-    Args:
-        model: The target.
-        plain: The native decoding method, to be called with `call`.
-        config: The user's settings.
-        call: Keyword arguments that `generate` prepared.
-
-    Returns:
-        What `generate` returns.
-    """
-    passed = {name: call.pop(name, None) for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor")}
-    settings = call["generation_config"]
-    named = {"input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"}
-    model_kwargs = {name: value for name, value in call.items() if name not in named}
-    reason = None
-    if type(model)._sample not in (GenerationMixin._sample, getattr(type(model), "_hf_specdec_sample_of_model", None)):
-        reason = f"{type(model).__name__} has a decoding loop of its own"
-    reason = reason or plain_reason(
-        model, call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings,
-        bool(call.get("synced_gpus")), model_kwargs,
-    )  # fmt: skip
-    drafter = None
-    if reason is None:
-        try:
-            drafter, reason = _drafter(model, config, passed)
-        except IncompatibleDraftError as error:
-            if config.strict or isinstance(config.draft_model, str) or config.drafter is not None:
-                raise
-            reason = str(error)
-    if reason is not None:
-        return _run_plainly(model, plain, config, call, reason)
-    streamer = call.get("streamer")
-    prepared = Call(
-        call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings, streamer,
-        model_kwargs.get("attention_mask"), cache_for_loop(model_kwargs),
-    )  # fmt: skip
-    output, stats = decode(model, prepared, config, drafter)
-    _remember(model, stats)
-    logger.info("%s", stats)
-    return output
-
-
-def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[Any, str | None]:
-    """The drafter of a call, or why there is none."""
-    draft = config.draft_model
-    if isinstance(draft, (str, os.PathLike)):
-        draft = load_draft(model, os.fspath(draft), config.draft_device)
-    if draft is not None:
-        if reason := different_ids_reason(model, draft, passed["tokenizer"], passed["assistant_tokenizer"]):
-            return None, reason
-        if reason := draft_of(draft):
-            return None, reason
-    return resolve(config.drafter, draft), None
-
-
-def _run_plainly(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[str, Any], reason: str) -> Any:
-    """The native loop, with the reason logged once and kept in the statistics."""
-    if config.strict:
-        raise UnsupportedModelError(
-            f"This call can't be sped up: {reason}. Drop `strict=True` to decode it plainly, or change the call."
-        )
-    if reason not in _WARNED:
-        _WARNED.add(reason)
-        logger.warning("decoding without speculation: %s.", reason)
-    began = time.perf_counter()
-    output = plain(model, **call)
-    sequences = output if isinstance(output, Tensor) else output.sequences
-    new = sequences[:, call["input_ids"].shape[1] :]
-    stats = SpecStats(total_seconds=time.perf_counter() - began, fallback_reason=reason, num_emitted_tokens=new.numel())
-    _remember(model, stats)
-    if type(output) is native.GenerateDecoderOnlyOutput:
-        return SpecOutput(**output, spec_stats=stats)
-    return output
 
 
 def _prepare(original: Callable[..., Any], self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
@@ -156,12 +46,8 @@ def _validate(original: Callable[..., Any], self: Any, mode: Any, generation_con
     config = request.config(generation_config, mode_kwargs.get("assistant_model"))
     if config is not None and mode not in OURS:
         reason = f"decoding mode '{mode.value}' is not sped up"
-        if config.strict:
-            raise UnsupportedModelError(f"This call can't be sped up: {reason}. Drop `strict=True` or use one beam.")
-        if reason not in _WARNED:
-            _WARNED.add(reason)
-            logger.warning("decoding without speculation: %s.", reason)
-        _remember(self, SpecStats(fallback_reason=reason))
+        note_plain(config, reason)
+        remember(self, SpecStats(fallback_reason=reason))
     if config is not None and mode is GenerationMode.ASSISTED_GENERATION and not native_reason(generation_config):
         mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
         mode_kwargs = {name: value for name, value in mode_kwargs.items() if not name.startswith("assistant_")}
@@ -200,7 +86,8 @@ def enable(model: Any = None) -> None:
     with _LOCK:
         if model is not None:
             if not isinstance(model, _EnabledModel):
-                model.__class__ = _enabled_class(type(model))
+                base: Any = type(model)
+                model.__class__ = _enabled_class(base)
             return
         if _ORIGINALS:
             return
@@ -276,8 +163,8 @@ class _EnabledModel:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickled as the class that a process without hf_specdec knows
-        make, arguments, *rest = super().__reduce_ex__(protocol)
-        return (make, (self._hf_specdec_base, *arguments[1:]), *rest)
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (reduced[0], (self._hf_specdec_base, *reduced[1][1:]), *reduced[2:])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments, state, *_ = self.__reduce_ex__(4)
@@ -289,7 +176,7 @@ class _EnabledModel:
 
 
 @functools.cache
-def _enabled_class(base: type) -> type:
+def _enabled_class(base: Any) -> Any:
     return type(
         base.__name__,
         (_EnabledModel, base),
@@ -298,8 +185,6 @@ def _enabled_class(base: type) -> type:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             "_hf_specdec_base": base,
-            # a base with the usual loop may be sped up; `run` looks here to tell it from one with its own
-            "_hf_specdec_sample_of_model": _EnabledModel._sample if base._sample is GenerationMixin._sample else None,  # type: ignore[attr-defined]
         },
     )
 
@@ -330,7 +215,12 @@ def decoder(
         raise SpecDecError("`stop_strings` need a `tokenizer=` to be found in tokens.")
 
     def speculative_decoding(
-        model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **model_kwargs: Any
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
     ) -> Any:
         criteria = StoppingCriteriaList(stopping_criteria)
         if stop_strings is not None:
@@ -350,7 +240,7 @@ def decoder(
         if config is None or Request.is_switched_off():
             return plain(model, **call)
         if mode not in OURS:
-            return _run_plainly(model, plain, config, call, f"decoding mode '{mode.value}' is not sped up")
+            return run_plainly(model, plain, config, call, f"decoding mode '{mode.value}' is not sped up")
         request: Request = getattr(generation_config, "_hf_specdec", None) or Request()
         generation_config._hf_specdec = None
         return run(model, plain, request.refine(config, generation_config), call)

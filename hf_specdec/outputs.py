@@ -8,7 +8,7 @@ from .stats import SpecStats
 
 
 @dataclass
-class SpecOutput(GenerateDecoderOnlyOutput):
+class SpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Transformers' own output with one field more.
 
     Attributes:

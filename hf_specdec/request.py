@@ -61,7 +61,9 @@ class Request:
 
     def refine(self, config: SpecConfig, settings: Any = None, assistant_model: Any = None) -> SpecConfig:
         """Add Transformers' own options where the configuration leaves them open."""
-        own = getattr(assistant_model if assistant_model is not None else config.draft_model, "generation_config", None)
+        own = getattr(
+            assistant_model if assistant_model is not None else config.draft_model, "generation_config", None
+        )
         given = {name: value for name in HOST_NAMES if (value := getattr(own, name, None)) is not None} | self.given
         lookup = given.get("prompt_lookup_num_tokens")
         if lookup is not None and config.drafter is None and config.draft_model is None:

@@ -39,7 +39,8 @@ def plain_reason(
         model_kwargs: What goes to the model's forward.
     """
     return (
-        forward.unsupported_reason(model)
+        compat.decoding_loop_reason(model)
+        or forward.unsupported_reason(model)
         or _settings_reason(settings, synced_gpus)
         or _inputs_reason(model, input_ids, model_kwargs)
         or _cache_reason(settings, model_kwargs)

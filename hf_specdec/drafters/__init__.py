@@ -5,6 +5,7 @@ A new strategy is a file here and a line in `DRAFTERS`; a user's own needs neith
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import IncompatibleDraftError, SpecDecError
@@ -15,7 +16,7 @@ from .prompt_lookup import PromptLookup
 
 
 # name -> how to make it from the draft model (`None` where the user gave none)
-DRAFTERS = {
+DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
     "prompt_lookup": lambda draft: PromptLookup(),
     "draft_model": lambda draft: DraftModel(draft),
     "hybrid": lambda draft: Hybrid(DraftModel(draft)),
@@ -54,4 +55,14 @@ def resolve(drafter: Any, draft_model: Any) -> Drafter | None:
     return DRAFTERS[drafter](draft_model)
 
 
-__all__ = ["DRAFTERS", "Draft", "DraftContext", "DraftModel", "Drafter", "Hybrid", "Outlook", "PromptLookup", "resolve"]
+__all__ = [
+    "DRAFTERS",
+    "Draft",
+    "DraftContext",
+    "DraftModel",
+    "Drafter",
+    "Hybrid",
+    "Outlook",
+    "PromptLookup",
+    "resolve",
+]

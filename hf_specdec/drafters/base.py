@@ -124,3 +124,26 @@ class Drafter(ABC):
 
     def select(self, keep: Sequence[int]) -> None:
         """Hear that only these of the live rows (by place in `rows.live`) go on."""
+
+
+def checked(draft: Draft, rows: int, length: int) -> Draft:
+    """The draft cut to `length`, or a clear error if it isn't one for that many rows."""
+    if not isinstance(draft, Draft):
+        raise TypeError(f"`propose` must return a Draft, got {type(draft).__name__}")
+    shape = tuple(draft.tokens.shape)
+    if len(shape) != 2 or shape[0] != rows or len(draft.counts) != rows:
+        raise ValueError(
+            f"a draft for {rows} rows needs tokens [{rows}, k] and {rows} counts, got {shape} and {len(draft.counts)}"
+        )
+    if draft.tokens.is_floating_point():
+        raise ValueError(f"draft tokens must be integers, got {draft.tokens.dtype}")
+    if any(not 0 <= count <= shape[1] for count in draft.counts):
+        raise ValueError(f"draft counts must be from 0 to {shape[1]}, got {list(draft.counts)}")
+    if draft.probs is not None and tuple(draft.probs.shape[:2]) != shape:
+        raise ValueError(
+            f"draft probabilities must be [{rows}, {shape[1]}, vocabulary], got {tuple(draft.probs.shape)}"
+        )
+    if draft.parents is not None:
+        raise ValueError("token trees are not verified yet: `parents` must be None")
+    counts = [min(count, length) for count in draft.counts]
+    return Draft(draft.tokens, counts, draft.probs, draft.sources, None, draft.healthy)

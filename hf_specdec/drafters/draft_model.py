@@ -94,7 +94,10 @@ class DraftModel(Drafter):
         if self.drafted_from is None:
             return
         self.runner.cache.roll_back(
-            [start + min(kept, max(self.length - 1, 0)) for start, kept in zip(self.drafted_from, accepted, strict=True)]
+            [
+                start + min(kept, max(self.length - 1, 0))
+                for start, kept in zip(self.drafted_from, accepted, strict=True)
+            ]
         )
         if self.length:
             self.last = [_outcome(kept, self.length) for kept in accepted]
@@ -146,10 +149,16 @@ class DraftModel(Drafter):
         logits = logits.to(context.device, torch.float32)
         if context.noise is not None:
             first = [rows.num_new(row) + position for row in rows.live]
-            return (logits + context.noise.gumbel(rows.live, first, 1, logits.shape[-1], logits.device)[:, 0]).argmax(-1), None, sound
+            return (
+                (logits + context.noise.gumbel(rows.live, first, 1, logits.shape[-1], logits.device)[:, 0]).argmax(-1),
+                None,
+                sound,
+            )
         q = torch.softmax(logits, -1)
         empty = ~(q.sum(-1, keepdim=True) > 0.5)  # nothing was left to sample from
-        q = torch.where(empty, torch.nn.functional.one_hot(torch.zeros_like(empty[:, 0], dtype=torch.long), q.shape[-1]), q)
+        q = torch.where(
+            empty, torch.nn.functional.one_hot(torch.zeros_like(empty[:, 0], dtype=torch.long), q.shape[-1]), q
+        )
         return draw(q, context.generator), q, sound
 
     def _unsure(self, token: Tensor, logits: Tensor, counts: list[int], position: int) -> bool:

@@ -73,6 +73,7 @@ class Hybrid(Drafter):
         """Tell the model, if it drafted; in a row that was copied none of its own tokens count."""
         if self.asked_model:
             self.model.commit(rows, [0 if found else kept for found, kept in zip(self.found, accepted, strict=True)])
+            self.asked_model = False
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows."""

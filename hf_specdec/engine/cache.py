@@ -8,6 +8,7 @@ padding inside a row, and sliding-window layers keep the full buffer and use a w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +20,15 @@ from . import compat
 class RowLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values of one layer: buffers `[rows, heads, capacity, head_dim]`, written at the cache's offsets."""
 
+    is_initialized: bool
+
     def __init__(self, owner: RowCache) -> None:
         super().__init__()
         self.owner = owner
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write a block `[rows, heads, n, head_dim]` and return every slot that the block may attend to."""
         owner = self.owner
         self._reserve(key_states, value_states, owner.stop)
@@ -128,7 +133,11 @@ class RowCache(Cache):  # type: ignore[misc]
     def take(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """One row's keys and values, `[heads, length, head_dim]` for each layer."""
         length = self.lengths[row]
-        return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self.layers if layer.is_initialized]
+        return [
+            (layer.keys[row, :, :length], layer.values[row, :, :length])
+            for layer in self.layers
+            if layer.is_initialized
+        ]
 
 
 def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], starts: Sequence[int], total: int) -> None:
@@ -143,7 +152,10 @@ def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], starts: 
     while len(cache.layers) < len(rows[0]):
         cache.layers.append(cache.layer_class_to_replicate())
     for index, layer in enumerate(cache.layers):
-        pair = [torch.stack([_laid(row[index][part], start, total) for row, start in zip(rows, starts, strict=True)]) for part in (0, 1)]
+        pair = [
+            torch.stack([_laid(row[index][part], start, total) for row, start in zip(rows, starts, strict=True)])
+            for part in (0, 1)
+        ]
         layer.lazy_initialization(*pair)
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = total
@@ -161,13 +173,15 @@ def layer_count(config: object) -> tuple[int, str | None]:
         The number of layers and `None`, or 0 and the reason.
     """
     layers = DynamicCache(config=config).layers
-    other = sorted({type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)})
+    other = sorted(
+        {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    )
     if other or not layers:
         return 0, f"its cache has layers of another kind ({', '.join(other) or 'unknown'})"
     return len(layers), None
 
 
-def unsupported_reason(cache: object) -> str | None:
+def unsupported_reason(cache: Any) -> str | None:
     """Why a cache that the user passed can't be continued by a `RowCache`, or `None`."""
     if cache is None:
         return None

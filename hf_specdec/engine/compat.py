@@ -11,6 +11,7 @@ from typing import Any
 import transformers
 from packaging.version import Version
 from torch import Tensor
+from transformers.generation import GenerationMixin
 
 
 TRANSFORMERS = Version(transformers.__version__)
@@ -59,6 +60,12 @@ def max_positions(model: Any) -> int | None:
         if isinstance(value := getattr(config, name, None), int):
             return value
     return None
+
+
+def decoding_loop_reason(model: Any) -> str | None:
+    """Why a model's class must keep its own decoding loop, or `None` if it has the usual one."""
+    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    return None if kind._sample is GenerationMixin._sample else f"{kind.__name__} has a decoding loop of its own"
 
 
 def row_forward_reason(model: Any) -> str | None:

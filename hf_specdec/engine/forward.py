@@ -35,9 +35,7 @@ class RowModel:
         self._eager = compat.attention_implementation(model) == "eager"
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
-    def forward(
-        self, tokens: Tensor, counts: Sequence[int], keep: Tensor | int = 0, **options: Any
-    ) -> Any:
+    def forward(self, tokens: Tensor, counts: Sequence[int], keep: Tensor | int = 0, **options: Any) -> Any:
         """Run one block of new tokens and write its keys and values; the caller commits them.
 
         Args:
@@ -94,7 +92,9 @@ class RowModel:
         for first in range(0, longest, step):
             piece = block[:, first : first + step]
             counts = [min(max(length - first, 0), step) for length in lengths]
-            ends = sorted({count - 1 for count, length in zip(counts, lengths, strict=True) if 0 < length - first <= step})
+            ends = sorted(
+                {count - 1 for count, length in zip(counts, lengths, strict=True) if 0 < length - first <= step}
+            )
             keep = torch.tensor(ends or [0], device=self.device)
             output = self.forward(piece, counts, keep, **options)
             self.cache.commit(counts)
@@ -106,7 +106,7 @@ class RowModel:
     def _mask(self, starts: Tensor, slots: Tensor) -> Tensor | dict[str | None, Tensor | None] | None:
         """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own."""
         masks = {kind: self._one_mask(starts, slots, window) for kind, window in self._windows.items()}
-        return masks[None] if None in masks else masks
+        return masks.get(None, masks)
 
     def _one_mask(self, starts: Tensor, slots: Tensor, window: int | None) -> Tensor | None:
         stop, width, uniform = self.cache.stop, slots.shape[1], self.cache.uniform
@@ -116,9 +116,11 @@ class RowModel:
         keys = torch.arange(stop, device=slots.device)
         rows = slots if uniform is None else slots[:1]
         visible = keys <= rows[:, None, :, None]
-        if windowed:
+        if window is not None and windowed:
             visible &= keys > rows[:, None, :, None] - window
         if not self._eager:
             return visible
         dtype = self.model.dtype
-        return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill(~visible, torch.finfo(dtype).min)
+        return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill(
+            ~visible, torch.finfo(dtype).min
+        )

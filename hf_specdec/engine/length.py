@@ -155,7 +155,9 @@ class AdaptiveLength:
                 value = emitted / (self.verify.estimate(rows * (length + 1)) + step * length)
                 if value > best_value * (margin if best == 0 else 1.0):
                     best, best_value = length, value
-            return self._probe([source for source, prior in zip(sources, priors, strict=True) if prior > 0], best, most)
+            return self._probe(
+                [source for source, prior in zip(sources, priors, strict=True) if prior > 0], best, most
+            )
 
     def observe(
         self, sources: Sequence[tuple[str, int]], priors: Sequence[float], drafted: Sequence[int],

@@ -87,7 +87,9 @@ class BlockLogits:
         """Whether some processor reads the prefix."""
         return any(type(processor) not in POSITION_FREE for processor in self.processors)
 
-    def __call__(self, logits: Tensor, rows: Rows, counts: Sequence[int], first: int = 0, draft_only: bool = False) -> Tensor:
+    def __call__(
+        self, logits: Tensor, rows: Rows, counts: Sequence[int], first: int = 0, draft_only: bool = False
+    ) -> Tensor:
         """Process a block.
 
         Args:
@@ -124,14 +126,14 @@ class BlockLogits:
                 if first + position <= count:
                     groups[rows.end(row) + first + position].append((index, position))
         for length in sorted(groups):
-            index, position = (list(part) for part in zip(*groups[length], strict=True))
-            batch_rows = [rows.live[i] for i in index]
+            at, positions_at = [pair[0] for pair in groups[length]], [pair[1] for pair in groups[length]]
+            batch_rows = [rows.live[i] for i in at]
             if whole_batch:
                 batch = scores.new_zeros(rows.padded.shape[0], scores.shape[-1])
-                batch[batch_rows] = scores[index, position]
-                scores[index, position] = processor(rows.padded[:, :length], batch)[batch_rows]
+                batch[batch_rows] = scores[at, positions_at]
+                scores[at, positions_at] = processor(rows.padded[:, :length], batch)[batch_rows]
             else:
-                scores[index, position] = processor(rows.padded[batch_rows, :length], scores[index, position])
+                scores[at, positions_at] = processor(rows.padded[batch_rows, :length], scores[at, positions_at])
 
     def _custom(self, index: int, scores: Tensor, rows: Rows, counts: Sequence[int]) -> None:
         """Call a custom processor on the real text, and its copy on drafts as long as both show no state."""

@@ -40,7 +40,9 @@ class Noise:
         self.seed = seed
         self.keys = list(keys)
 
-    def gumbel(self, rows: Sequence[int], first: Sequence[int], width: int, vocabulary: int, device: torch.device) -> Tensor:
+    def gumbel(
+        self, rows: Sequence[int], first: Sequence[int], width: int, vocabulary: int, device: torch.device
+    ) -> Tensor:
         """Noise for `width` positions of some rows.
 
         Args:
@@ -55,7 +57,9 @@ class Noise:
         """
         keys = torch.tensor([self.keys[row] for row in rows], device=device)
         positions = torch.tensor(list(first), device=device)[:, None] + torch.arange(width, device=device)
-        state = _mix(_mix(keys ^ (self.seed & _MASK))[:, None] ^ positions) ^ ((self.seed >> 32) & _MASK)  # (rows, width)
+        state = _mix(_mix(keys ^ (self.seed & _MASK))[:, None] ^ positions) ^ (
+            (self.seed >> 32) & _MASK
+        )  # (rows, width)
         bits = _mix(_mix(state)[..., None] ^ _mix(torch.arange(vocabulary, device=device) + 0x85EBCA6B))
         uniform = (bits.double() + 0.5) / 2.0**32
         return uniform.log_().neg_().log_().neg_().float()

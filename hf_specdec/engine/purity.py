@@ -17,7 +17,21 @@ import torch
 from torch import nn
 
 
-_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, re.Pattern, range, logging.Logger)
+_CONSTANTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type,
+    torch.dtype,
+    torch.device,
+    re.Pattern,
+    range,
+    logging.Logger,
+)
 _CODE = (types.BuiltinFunctionType, types.ModuleType, types.MethodWrapperType, types.WrapperDescriptorType)
 _LARGE = 1000
 

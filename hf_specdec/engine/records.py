@@ -16,7 +16,9 @@ class Records:
         options: What to ask of every forward.
     """
 
-    def __init__(self, generation_config: Any, starts: Sequence[int], padded_prompt: int, windows: list[int | None]) -> None:
+    def __init__(
+        self, generation_config: Any, starts: Sequence[int], padded_prompt: int, windows: list[int | None]
+    ) -> None:
         """Choose what to keep.
 
         Args:
@@ -49,7 +51,9 @@ class Records:
             self.first = output
             self.lengths = list(lengths)
 
-    def keep(self, index: int, row: int, tokens: int, scores: Tensor, logits: Tensor, output: Any, length: int) -> None:
+    def keep(
+        self, index: int, row: int, tokens: int, scores: Tensor, logits: Tensor, output: Any, length: int
+    ) -> None:
         """Keep what a round computed for one row.
 
         Args:
@@ -135,7 +139,9 @@ def _by_token(rows: list[list[tuple[Tensor, ...]]], lay: Any) -> list[tuple[Tens
     """Turn per-row lists of per-layer tensors into one tuple of batched layers a token; ended rows are zero."""
     tokens: list[tuple[Tensor, ...]] = []
     for token in range(max(map(len, rows))):
-        pieces = [lay(row[token], index, token, len(row)) if token < len(row) else None for index, row in enumerate(rows)]
+        pieces = [
+            lay(row[token], index, token, len(row)) if token < len(row) else None for index, row in enumerate(rows)
+        ]
         model = next(piece for piece in pieces if piece is not None)
         filled = [piece if piece is not None else [torch.zeros_like(each) for each in model] for piece in pieces]
         tokens.append(tuple(torch.stack(layer) for layer in zip(*filled, strict=True)))

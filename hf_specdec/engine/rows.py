@@ -58,7 +58,9 @@ class Rows:
     def write(self, row: int, tokens: Sequence[int]) -> None:
         """Append emitted tokens to a row."""
         self._reserve(self.end(row) + len(tokens))
-        self.padded[row, self.end(row) : self.end(row) + len(tokens)] = torch.as_tensor(tokens, device=self.padded.device)
+        self.padded[row, self.end(row) : self.end(row) + len(tokens)] = torch.as_tensor(
+            tokens, device=self.padded.device
+        )
         self.texts[row].extend(tokens)
 
     def lay_draft(self, draft: Tensor) -> None:

@@ -45,7 +45,8 @@ class Stopper:
             prefix = rows.padded[:, : rows.end(row)]
             seen = scores[: rows.num_new(row)] if scores is not None else None
             # every criterion is called, as in a StoppingCriteriaList
-            if any([_says_stop(each, prefix, seen, row) for each in self.others]) or stopped:
+            verdicts = [_says_stop(each, prefix, seen, row) for each in self.others]
+            if stopped or any(verdicts):
                 return True
         return False
 

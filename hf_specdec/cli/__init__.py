@@ -1,0 +1,56 @@
+"""The command `hf-specdec`. One file a command; torch and transformers are imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from ..errors import SpecDecError
+from . import demo, env, generate
+
+
+EXAMPLES = """Examples:
+
+hf-specdec demo
+
+hf-specdec generate Qwen/Qwen3-0.6B --prompt "Name three rivers." """
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("env", epilog=env.EXAMPLES)(env.env)
+
+
+def main() -> None:
+    """Run the command line; a `SpecDecError` becomes one line on stderr and exit code 1."""
+    try:
+        app()
+    except SpecDecError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print("hf-specdec", version("hf-specdec"))
+        except PackageNotFoundError:
+            print("hf-specdec (not installed: run from a source tree)")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXAMPLES)
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding for Hugging Face Transformers."""

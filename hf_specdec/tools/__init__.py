@@ -1,0 +1,1 @@
+"""Tools around the decoder: fetch a small chat model, run the demo, describe the environment."""

@@ -1,0 +1,75 @@
+"""Load a model with its tokenizer and turn prompts into inputs, for the commands that generate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecDecError
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model in eval mode and its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: Local folder or Hub id.
+        dtype: One of `DTYPES`; "auto" is what the checkpoint was saved in.
+        device: Where to put it. `None` is the first CUDA device, else the CPU.
+
+    Raises:
+        SpecDecError: If the dtype is unknown, or the model can't be loaded.
+    """
+    if dtype not in DTYPES:
+        raise SpecDecError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SpecDecError(
+            f"The model {name!r} can't be loaded: {reason} Pass a local folder or a Hub id of a causal language model."
+        ) from error
+    return LoadedModel(name=name, model=model.eval(), tokenizer=tokenizer)
+
+
+def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None) -> Any:
+    """Turn a prompt into the inputs of `generate`, on the model's device.
+
+    Args:
+        loaded: The model and its tokenizer.
+        prompt: What the user wrote.
+        chat: Wrap it in the chat template. `None` does so where the tokenizer has one.
+
+    Raises:
+        SpecDecError: If `chat` is true and the tokenizer has no chat template, or the prompt has no tokens.
+    """
+    tokenizer = loaded.tokenizer
+    has_template = tokenizer.chat_template is not None
+    if chat and not has_template:
+        raise SpecDecError(f"The tokenizer of {loaded.name!r} has no chat template. Use --no-chat.")
+    if has_template if chat is None else chat:
+        messages = [{"role": "user", "content": prompt}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt")
+    if inputs["input_ids"].shape[1] == 0:
+        raise SpecDecError("The prompt has no tokens. Give it at least one character.")
+    return inputs.to(loaded.model.device)

@@ -1,0 +1,67 @@
+"""Progress bars on stderr: one line for each step of a long task."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from tqdm import tqdm
+
+
+class Steps:
+    """The steps of a task that is under way."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+
+    @contextmanager
+    def step(self, title: str, *, folder: Path | None = None, total: int | None = None) -> Iterator[None]:
+        """Show a step for as long as the block runs.
+
+        Args:
+            title: What is done.
+            folder: Where the step writes; its growth moves the bar.
+            total: Bytes that the step will write in `folder`; without it the bar only shows activity.
+        """
+        task = self._bars.add_task(title, total=total)
+        over = threading.Event()
+
+        def follow(folder: Path) -> None:
+            while not over.wait(0.2):
+                with suppress(OSError):  # a temporary file may vanish while it is measured
+                    self._bars.update(task, completed=_bytes_in(folder))
+
+        if folder is not None:
+            threading.Thread(target=follow, args=(folder,), daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._bars.update(task, total=1, completed=1)
+
+
+class SilentBar(tqdm):  # type: ignore[misc]  # tqdm ships no types
+    """Stands in for another library's own bar, which would draw over ours."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"disable": True}))
+
+
+@contextmanager
+def show_steps() -> Iterator[Steps]:
+    """Draw progress bars on stderr while the block runs."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    # The stream is bound now, so that the bars go on where a step silences `sys.stderr`.
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
+        yield Steps(bars)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
