@@ -352,10 +352,12 @@ class Generation:
         cache = self.call.cache if self.call.cache is not None else compat.new_cache(self.model)
         if self.keeps_cache:
             taken = [self.finished[row] for row in range(len(self.rows.texts))]
-            # where each row ends in the padded layout; its last token has no keys yet
-            ends = [self.unpassed + self.rows.end(row) - 1 for row in range(len(taken))]
-            starts = [end - row[0][0].shape[1] for end, row in zip(ends, taken, strict=True)]
-            fill(cache, taken, starts, self.unpassed + sequences.shape[1] - 1)
+            prompt, mask = self.unpassed + self.rows.padded_prompt, self.call.attention_mask
+            keep = torch.ones(len(taken), prompt) if mask is None else mask.cpu()
+            # a row's last token has no keys yet
+            said = [torch.arange(prompt, prompt + self.rows.num_new(row) - 1) for row in range(len(taken))]
+            slots = [torch.cat([row.nonzero()[:, 0], new]) for row, new in zip(keep, said, strict=True)]
+            fill(cache, taken, slots, self.unpassed + sequences.shape[1] - 1)
         if not self.settings.return_dict_in_generate:
             return sequences
         return SpecOutput(

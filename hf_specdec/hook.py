@@ -143,6 +143,9 @@ def _check_host() -> None:
             )
 
 
+_new = object.__new__
+
+
 class _EnabledModel:
     """Mixed into the class of a model that was enabled alone."""
 
@@ -164,7 +167,7 @@ class _EnabledModel:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickled as the class that a process without hf_specdec knows
         reduced: Any = super().__reduce_ex__(protocol)
-        return (reduced[0], (self._hf_specdec_base, *reduced[1][1:]), *reduced[2:])
+        return (_new, (self._hf_specdec_base,), *reduced[2:])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments, state, *_ = self.__reduce_ex__(4)

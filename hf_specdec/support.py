@@ -74,6 +74,10 @@ def _inputs_reason(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) 
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not mask[:, -input_ids.shape[1] :].bool().any(-1).all():
         return "a row of the attention mask is all padding"
+    if mask is not None and not mask[:, -1].bool().all():
+        return "a prompt is padded on the right, so plain decoding goes on from its padding"
+    if mask is not None and any(compat.layer_windows(model)) and (mask.long().diff(dim=-1) < 0).any():
+        return "the attention mask has holes, which plain decoding counts into the sliding window"
     positions = model_kwargs.get("position_ids")
     if positions is not None and not _default_positions(positions, mask):
         return "`position_ids` are not the usual ones"

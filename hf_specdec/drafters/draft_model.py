@@ -115,10 +115,13 @@ class DraftModel(Drafter):
 
     def _catch_up(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """Feed what the cache hasn't seen; logits behind each row's last token, `[rows, vocabulary]`."""
-        seen = self.runner.cache.lengths
-        # a row out of positions is fed a dummy, which is rolled back
-        pending = [text[old:] if count else text[-1:] for text, old, count in zip(texts, seen, counts, strict=True)]
-        before = list(seen)
+        before = list(self.runner.cache.lengths)
+        # a row out of positions reads one token again, at its old place: there may be no other
+        seen = [old if count else max(old - 1, 0) for old, count in zip(before, counts, strict=True)]
+        self.runner.cache.roll_back(seen)
+        pending = [
+            text[old:] if count else text[old : old + 1] for text, old, count in zip(texts, seen, counts, strict=True)
+        ]
         _, logits = self.runner.prefill(pending)
         self.runner.cache.roll_back(
             [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]

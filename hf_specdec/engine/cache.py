@@ -140,20 +140,20 @@ class RowCache(Cache):  # type: ignore[misc]
         ]
 
 
-def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], starts: Sequence[int], total: int) -> None:
+def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], slots: Sequence[Tensor], total: int) -> None:
     """Write rows into a user's cache, laid out as Transformers would have.
 
     Args:
         cache: The `DynamicCache` to fill; what it held is replaced.
         rows: What `RowCache.take` gave for each row of the batch.
-        starts: Left padding of each row: its token `i` goes to slot `starts[b] + i`.
+        slots: Where each row's tokens go: the slots that are neither padding nor a hole in the mask, int64 `[length]`.
         total: Slots a row in the result; those that no token fills are zero.
     """
     while len(cache.layers) < len(rows[0]):
         cache.layers.append(cache.layer_class_to_replicate())
     for index, layer in enumerate(cache.layers):
         pair = [
-            torch.stack([_laid(row[index][part], start, total) for row, start in zip(rows, starts, strict=True)])
+            torch.stack([_laid(row[index][part], places, total) for row, places in zip(rows, slots, strict=True)])
             for part in (0, 1)
         ]
         layer.lazy_initialization(*pair)
@@ -194,10 +194,11 @@ def unsupported_reason(cache: Any) -> str | None:
     return None
 
 
-def _laid(states: Tensor, start: int, total: int) -> Tensor:
-    """`[heads, length, head_dim]` placed at `start` of `total` slots."""
-    behind = total - start - states.shape[1]
-    return torch.nn.functional.pad(states, (0, 0, start, behind))
+def _laid(states: Tensor, places: Tensor, total: int) -> Tensor:
+    """`[heads, length, head_dim]` placed at these of `total` slots."""
+    laid = states.new_zeros(states.shape[0], total, states.shape[2])
+    laid[:, places.to(states.device)] = states
+    return laid
 
 
 def _zeros(like: Tensor, slots: int) -> Tensor:

@@ -53,8 +53,8 @@ class RowModel:
         positions = starts + offsets
         if min(counts) < width:
             # a dummy must not ask for a position the model doesn't have
-            last = starts + torch.tensor(counts, device=self.device)[:, None].clamp(min=1) - 1
-            positions = torch.minimum(positions, last)
+            last = starts + torch.tensor(counts, device=self.device)[:, None] - 1
+            positions = torch.minimum(positions, last.clamp(min=0))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
         mask = self._mask(starts, starts + offsets)

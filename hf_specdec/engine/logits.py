@@ -31,7 +31,6 @@ POSITION_FREE = (
 )
 # read the prefix of the row: one call for all rows and positions whose prefix is equally long
 ROW_WISE = (
-    hf.RepetitionPenaltyLogitsProcessor,
     hf.NoRepeatNGramLogitsProcessor,
     hf.SequenceBiasLogitsProcessor,
     hf.NoBadWordsLogitsProcessor,
@@ -43,7 +42,11 @@ ROW_WISE = (
     hf.SuppressTokensAtBeginLogitsProcessor,
 )
 # know which row of the batch is which: one call of the whole batch for each prefix length
-BATCH_WISE = (hf.EncoderRepetitionPenaltyLogitsProcessor, hf.EncoderNoRepeatNGramLogitsProcessor)
+BATCH_WISE = (
+    hf.RepetitionPenaltyLogitsProcessor,
+    hf.EncoderRepetitionPenaltyLogitsProcessor,
+    hf.EncoderNoRepeatNGramLogitsProcessor,
+)
 
 
 def unsupported_reason(processors: Sequence[Any]) -> str | None:

@@ -39,6 +39,8 @@ class Noise:
     def __init__(self, seed: int, keys: Sequence[int]) -> None:
         self.seed = seed
         self.keys = list(keys)
+        # mixed on its own, so that a seed and a key that differ alike don't cancel out
+        self._mixed_seed = int(_mix(_mix(torch.tensor(seed & _MASK)) ^ (seed >> 32 & _MASK)))
 
     def gumbel(
         self, rows: Sequence[int], first: Sequence[int], width: int, vocabulary: int, device: torch.device
@@ -57,9 +59,7 @@ class Noise:
         """
         keys = torch.tensor([self.keys[row] for row in rows], device=device)
         positions = torch.tensor(list(first), device=device)[:, None] + torch.arange(width, device=device)
-        state = _mix(_mix(keys ^ (self.seed & _MASK))[:, None] ^ positions) ^ (
-            (self.seed >> 32) & _MASK
-        )  # (rows, width)
+        state = _mix(_mix(keys ^ self._mixed_seed)[:, None] ^ _mix(positions))  # (rows, width)
         bits = _mix(_mix(state)[..., None] ^ _mix(torch.arange(vocabulary, device=device) + 0x85EBCA6B))
         uniform = (bits.double() + 0.5) / 2.0**32
         return uniform.log_().neg_().log_().neg_().float()

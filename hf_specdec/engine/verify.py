@@ -67,7 +67,7 @@ def accept_block(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: T
     """Block verification (Sun et al., ICLR 2025, arXiv 2403.10444): never accepts fewer tokens than token rejection.
 
     With P_0 = 1, P_i = min(1, P_{i−1} · p_i(x_i) / q_i(x_i)) and Z_i = Σ_y max(0, P_i · p_{i+1}(y) − q_{i+1}(y)),
-    keep the draft up to the *last* i with u_i ≤ h_i = Z_i / (Z_i + 1 − P_i). Stopping at the first failure is biased.
+    keep the draft up to the *last* i with u_i < h_i = Z_i / (Z_i + 1 − P_i). Stopping at the first failure is biased.
     With q = 0 behind a row's draft the formula gives h_k = P_k, as it should.
 
     Args:
@@ -88,7 +88,7 @@ def accept_block(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: T
     Z = (P[:, 1:, None] * p[:, 1:] - _behind(q, counts)[:, 1:]).clamp(min=0).sum(-1)  # (rows, k)
     gap = Z + 1 - P[:, 1:]
     h = torch.where(gap > 0, Z / gap, 1.0)
-    kept = (uniform <= h) & drafted
+    kept = (uniform < h) & drafted
     positions = torch.arange(1, draft.shape[1] + 1, device=draft.device)
     accepted = torch.where(kept, positions, 0).amax(-1)
     return Verdict(accepted, _residual(p, q, accepted, counts, P.gather(1, accepted[:, None])))
