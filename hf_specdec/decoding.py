@@ -351,13 +351,12 @@ class Generation:
         sequences = self.rows.sequences()
         cache = self.call.cache if self.call.cache is not None else compat.new_cache(self.model)
         if self.keeps_cache:
-            taken = [self.finished[row] for row in range(len(self.rows.texts))]
-            prompt, mask = self.unpassed + self.rows.padded_prompt, self.call.attention_mask
-            keep = torch.ones(len(taken), prompt) if mask is None else mask.cpu()
-            # a row's last token has no keys yet
-            said = [torch.arange(prompt, prompt + self.rows.num_new(row) - 1) for row in range(len(taken))]
-            slots = [torch.cat([row.nonzero()[:, 0], new]) for row, new in zip(keep, said, strict=True)]
-            fill(cache, taken, slots, self.unpassed + sequences.shape[1] - 1)
+            mask, behind = self.call.attention_mask, sequences.shape[1] - self.rows.padded_prompt - 1
+            prompt = (
+                torch.ones(len(sequences), self.unpassed + self.rows.padded_prompt) if mask is None else mask.cpu()
+            )
+            slots = [row.nonzero()[:, 0] for row in torch.nn.functional.pad(prompt, (0, behind), value=1)]
+            fill(cache, self._taken(), slots, self.unpassed + sequences.shape[1] - 1)
         if not self.settings.return_dict_in_generate:
             return sequences
         return SpecOutput(
@@ -366,6 +365,14 @@ class Generation:
             **self.records.fields(self.rows.pad_token),
             spec_stats=self.stats,
         )
+
+    def _taken(self) -> Sequence[list[tuple[Tensor, Tensor]]]:
+        """Every row's keys and values. A row that ended early reads its last token and padding, as in plain decoding."""
+        rows = self.rows
+        longest = max(map(rows.num_new, range(len(rows.texts))))
+        ends = [[text[-1], *[rows.pad_token] * longest] for text in rows.texts]
+        unread = [end[: longest - rows.num_new(row)] for row, end in enumerate(ends)]
+        return self.target.read_on([self.finished[row] for row in range(len(unread))], unread)
 
 
 def _name(drafter: Any) -> str:

@@ -139,6 +139,18 @@ class RowCache(Cache):  # type: ignore[misc]
             if layer.is_initialized
         ]
 
+    def put(self, rows: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
+        """Hold these rows again, each as `take` gave it."""
+        self.lengths = [row[0][0].shape[1] for row in rows]
+        places = [torch.arange(length) for length in self.lengths]
+        for index, layer in enumerate(self.layers):
+            layer.keys, layer.values = (
+                torch.stack(
+                    [_laid(row[index][part], at, max(self.lengths)) for row, at in zip(rows, places, strict=True)]
+                )
+                for part in (0, 1)
+            )
+
 
 def fill(cache: Cache, rows: Sequence[Sequence[tuple[Tensor, Tensor]]], slots: Sequence[Tensor], total: int) -> None:
     """Write rows into a user's cache, laid out as Transformers would have.

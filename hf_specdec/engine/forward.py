@@ -71,7 +71,7 @@ class RowModel:
         return output
 
     def prefill(self, rows: Sequence[Sequence[int]], chunk: int | None = None, **options: Any) -> tuple[Any, Tensor]:
-        """Run and commit each row's new tokens, as many as the row has (at least one).
+        """Run and commit each row's new tokens, as many as the row has.
 
         Args:
             rows: New tokens of each row; rows may differ in length.
@@ -79,7 +79,8 @@ class RowModel:
             **options: Passed to the model.
 
         Returns:
-            The output of the last forward, and the logits behind each row's last token, `[rows, vocabulary]`.
+            The output of the last forward, and the logits behind the last token of each row that has any,
+            `[rows, vocabulary]`.
         """
         lengths = [len(row) for row in rows]
         longest = max(lengths)
@@ -102,6 +103,16 @@ class RowModel:
                 if 0 < length - first <= step:
                     found[index] = compat.all_token_logits(output)[index, ends.index(counts[index] - 1)]
         return output, torch.stack([logits for logits in found if logits is not None])
+
+    def read_on(
+        self, rows: Sequence[list[tuple[Tensor, Tensor]]], tokens: Sequence[Sequence[int]]
+    ) -> Sequence[list[tuple[Tensor, Tensor]]]:
+        """Let rows that the cache gave away (`RowCache.take`) read more tokens, some or none each; gives them back."""
+        if not any(tokens):
+            return rows
+        self.cache.put(rows)
+        self.prefill(tokens)
+        return [self.cache.take(row) for row in range(len(rows))]
 
     def _mask(self, starts: Tensor, slots: Tensor) -> Tensor | dict[str | None, Tensor | None] | None:
         """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own."""

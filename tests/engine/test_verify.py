@@ -80,9 +80,7 @@ def make_table(V: int, k: int, kind: str, seed: int) -> Table:
     return Table(V, k, p, q)
 
 
-def integrate(
-    rule: Rule, p: Tensor, q: Tensor, drafts: Tensor, counts: Tensor
-) -> list[tuple[Tensor, Verdict]]:
+def integrate(rule: Rule, p: Tensor, q: Tensor, drafts: Tensor, counts: Tensor) -> list[tuple[Tensor, Verdict]]:
     """Every accept pattern of a rule with its probability over u, found by bisection for each row."""
     rows, k = drafts.shape
     edges = torch.zeros(rows, k, dtype=torch.float64)
@@ -336,9 +334,7 @@ def cut_in_front_of_unlikely(table: Table, drafts: Tensor, q: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("cut", [cut_before_draw, cut_behind_unlikely])
 @pytest.mark.parametrize("name", RULES)
-def test_stops_that_do_not_look_ahead_are_exact(
-    name: str, cut: Callable[[Table, Tensor, Tensor], Tensor]
-) -> None:
+def test_stops_that_do_not_look_ahead_are_exact(name: str, cut: Callable[[Table, Tensor, Tensor], Tensor]) -> None:
     tables = tables_of(3, 3) + tables_of(4, 2)
     lengths = [cut(table, table.drafts(), table.along(table.q, table.drafts())) for table in tables]
     assert len(set(torch.cat(lengths).tolist())) > 2
@@ -367,9 +363,7 @@ def test_dropping_a_token_after_looking_at_it_fails_the_check(name: str) -> None
     assert worst_error(RULES[name], tables_of(3, 2), counts_of=cut_in_front_of_unlikely) > WRONG
 
 
-@pytest.mark.parametrize(
-    ("rule", "first"), [(accept_tokens, 0.30), (accept_block, 0.30), (resample_from_p, 0.39)]
-)
+@pytest.mark.parametrize(("rule", "first"), [(accept_tokens, 0.30), (accept_block, 0.30), (resample_from_p, 0.39)])
 def test_the_often_printed_rule_gives_39_percent_instead_of_30(rule: Rule, first: float) -> None:
     p, q = torch.tensor([0.3, 0.7]).double(), torch.tensor([0.6, 0.4]).double()
     [(joint, _)] = enumerate_round(rule, [Table(2, 1, [p, p.expand(2, 2)], [q])])
