@@ -326,8 +326,7 @@ class Generation:
         if self.config.draft_length == "fixed":
             return FixedLength(self.config.max_draft_tokens)
         draft = getattr(getattr(self.drafter, "model", None), "model", getattr(self.drafter, "model", None))
-        key = f"{_name(self.drafter)}:{id(draft) if draft is not None else ''}"
-        return controller(self.model, key, _size(draft) / _size(self.model) if draft is not None else 0.0)
+        return controller(self.model, _name(self.drafter), draft)
 
     def _report(
         self, step: int, rows: list[int], drafted: list[list[int]], accepted: list[int], emitted: list[list[int]],
@@ -377,10 +376,6 @@ class Generation:
 
 def _name(drafter: Any) -> str:
     return "none" if drafter is None else str(getattr(drafter, "name", type(drafter).__name__))
-
-
-def _size(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def decode(

@@ -207,19 +207,24 @@ _CONTROLLERS: weakref.WeakKeyDictionary[Any, dict[str, AdaptiveLength]] = weakre
 _CONTROLLERS_LOCK = threading.Lock()
 
 
-def controller(model: Any, drafter: str, draft_cost: float) -> AdaptiveLength:
+def controller(model: Any, drafter: str, draft: Any = None) -> AdaptiveLength:
     """The controller of one target and drafter: what one generation learnt serves the next.
 
     Args:
         model: The target.
-        drafter: Key of the drafter.
-        draft_cost: Guess of a draft step's cost, in units of a target step.
+        drafter: Name of the drafter.
+        draft: Its model, if it has one; sizes give the first guess of a draft step's cost.
     """
     with _CONTROLLERS_LOCK:
         known = _CONTROLLERS.setdefault(model, {})
-        if drafter not in known:
-            known[drafter] = AdaptiveLength(draft_cost)
-        return known[drafter]
+        key = drafter if draft is None else f"{drafter}:{id(draft)}"
+        if key not in known:
+            known[key] = AdaptiveLength(0.0 if draft is None else _size(draft) / _size(model))
+        return known[key]
+
+
+def _size(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def reset(model: Any) -> None:
