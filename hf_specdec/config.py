@@ -88,7 +88,7 @@ class SpecConfig:
             config = cls()
         elif isinstance(speculative, cls):
             config = speculative
-        elif isinstance(speculative, str) or hasattr(speculative, "propose"):
+        elif isinstance(speculative, str) or (hasattr(speculative, "propose") and not isinstance(speculative, type)):
             config = cls(drafter=speculative)
         else:
             raise SpecDecError(

@@ -66,8 +66,9 @@ class Generation:
         self.logits = BlockLogits(call.logits_processor)
         reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
         self.target = RowModel(model, len(self.rows.texts), reserve)
-        self.starts = [self.rows.padded_prompt - length for length in self.rows.prompt_lengths]
-        self.records = Records(self.settings, self.starts, self.rows.padded_prompt, compat.layer_windows(model))
+        real = torch.ones(call.input_ids.shape) if keep is None else keep.cpu()
+        places = [row.nonzero()[:, 0] for row in real]
+        self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))
         self.sampler = Sampler(
             bool(self.settings.do_sample), config.verification, config.seed, self.rows, call.input_ids.device
         )
@@ -171,7 +172,7 @@ class Generation:
             if length < 1 or not any(each.acceptance > 0 for each in outlook):
                 return nothing, outlook
             draft = self.drafter.propose(self.rows, length)
-            return checked(draft, len(self.rows.live), length), outlook
+            return checked(draft, len(self.rows.live), length, self.vocabulary, self.call.input_ids.device), outlook
         except Exception as error:
             self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
             return nothing, idle
@@ -186,8 +187,8 @@ class Generation:
         room = [rows.max_new_tokens - rows.num_new(row) - 1 for row in rows.live]
         host_counts = [min(count, left) for count, left in zip(draft.counts, room, strict=True)]
         width = max(host_counts)
-        tokens = draft.tokens[:, :width].to(device, torch.long)
-        probs = None if draft.probs is None else draft.probs[:, :width].to(device, torch.float32)
+        tokens = draft.tokens[:, :width].to(device)  # a draft of nothing isn't there yet
+        probs = None if draft.probs is None else draft.probs[:, :width]
         tokens, counts = self._sound(tokens, torch.tensor(host_counts, device=device), probs)
         last = torch.tensor([rows.texts[row][-1] for row in rows.live], device=device)
         block = torch.cat([last[:, None], tokens], dim=1).to(self.target.device)

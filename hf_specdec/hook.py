@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
 from transformers.generation import GenerationMixin, GenerationMode, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import utils as native
 
@@ -292,10 +291,15 @@ def generate(
     request = read_request(model, generation_config, kwargs)
     if config is not None:
         config = request.refine(config, None, assistant_model)
-    saved = stop_strings or getattr(generation_config or model.generation_config, "stop_strings", None)
-    if saved is not None:
-        generation_config = copy.deepcopy(generation_config) if generation_config is not None else GenerationConfig()
+    saved = getattr(model.generation_config, "stop_strings", None)
+    if saved is not None:  # `generate` refuses them without a tokenizer, which it drops for custom functions
+        kwargs["stop_strings"] = None
+    if getattr(generation_config, "stop_strings", None) is not None:
+        saved = generation_config.stop_strings
+        generation_config = copy.deepcopy(generation_config)
         generation_config.stop_strings = None
     settings: dict[str, Any] = {} if generation_config is None else {"generation_config": generation_config}
-    custom = decoder(streamer=streamer, tokenizer=tokenizer, stop_strings=saved, speculative=config or False)
+    custom = decoder(
+        streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings or saved, speculative=config or False
+    )
     return model.generate(inputs, custom_generate=custom, **settings, **kwargs)

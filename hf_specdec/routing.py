@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -130,9 +131,19 @@ def run_plainly(model: Any, plain: Callable[..., Any], config: SpecConfig, call:
     sequences = output if isinstance(output, Tensor) else output.sequences
     new = sequences[:, call["input_ids"].shape[1] :]
     stats = SpecStats(
-        total_seconds=time.perf_counter() - began, fallback_reason=reason, num_emitted_tokens=new.numel()
+        total_seconds=time.perf_counter() - began,
+        fallback_reason=reason,
+        num_emitted_tokens=_count_emitted(new, call["generation_config"].eos_token_id),
     )
     remember(model, stats)
     if type(output) is GenerateDecoderOnlyOutput:
         return SpecOutput(**output, spec_stats=stats)
     return output
+
+
+def _count_emitted(new: Tensor, ends: int | list[int] | None) -> int:
+    """Tokens of `[rows, length]` up to and with each row's first end token; what follows is padding."""
+    if ends is None:
+        return new.numel()
+    is_end = torch.isin(new, torch.as_tensor(ends, device=new.device)).long()
+    return int((is_end.cumsum(-1) - is_end == 0).sum())

@@ -137,12 +137,19 @@ def test_b4_a_filled_cache_is_continued(speculation: str, turns: int) -> None:
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
         target(text, **{compat.CACHE: cache}, use_cache=True)
+    widths: list[int] = []
+    target.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
     how = {"assistant_model": draft} if speculation == "assistant" else {"speculative": "prompt_lookup"}
     for _ in range(turns):
         text = torch.cat([text, torch.randint(2, 97, (1, 6), generator=generator)], 1)
         expected = plain(target, input_ids=text, **options())
+        unread = text.shape[1] - cache.get_seq_length()
+        widths.clear()
         got = target.generate(text, **options(), **{compat.CACHE: cache}, **how)
         assert torch.equal(got, expected)
+        assert widths[0] == unread, "what the cache holds is not read again"
         assert stats_of(target).num_target_forwards > 1
         assert cache.get_seq_length() == got.shape[1] - 1
         text = got

@@ -126,8 +126,8 @@ class Drafter(ABC):
         """Hear that only these of the live rows (by place in `rows.live`) go on."""
 
 
-def checked(draft: Draft, rows: int, length: int) -> Draft:
-    """The draft cut to `length`, or a clear error if it isn't one for that many rows."""
+def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch.device) -> Draft:
+    """The draft cut to `length`, on `device`, or a clear error if it isn't one for that many rows."""
     if not isinstance(draft, Draft):
         raise TypeError(f"`propose` must return a Draft, got {type(draft).__name__}")
     shape = tuple(draft.tokens.shape)
@@ -139,11 +139,12 @@ def checked(draft: Draft, rows: int, length: int) -> Draft:
         raise ValueError(f"draft tokens must be integers, got {draft.tokens.dtype}")
     if any(not 0 <= count <= shape[1] for count in draft.counts):
         raise ValueError(f"draft counts must be from 0 to {shape[1]}, got {list(draft.counts)}")
-    if draft.probs is not None and tuple(draft.probs.shape[:2]) != shape:
+    if draft.probs is not None and tuple(draft.probs.shape) != (*shape, vocabulary):
         raise ValueError(
-            f"draft probabilities must be [{rows}, {shape[1]}, vocabulary], got {tuple(draft.probs.shape)}"
+            f"draft probabilities must be [{rows}, {shape[1]}, {vocabulary}], got {tuple(draft.probs.shape)}"
         )
     if draft.parents is not None:
         raise ValueError("token trees are not verified yet: `parents` must be None")
     counts = [min(count, length) for count in draft.counts]
-    return Draft(draft.tokens, counts, draft.probs, draft.sources, None, draft.healthy)
+    probs = None if draft.probs is None else draft.probs.to(device, torch.float32)
+    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, None, draft.healthy)

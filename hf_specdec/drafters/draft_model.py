@@ -122,6 +122,9 @@ class DraftModel(Drafter):
         pending = [
             text[old:] if count else text[old : old + 1] for text, old, count in zip(texts, seen, counts, strict=True)
         ]
+        # an id that only the target has would be outside of the draft's embedding
+        known = compat.text_config(self.model).vocab_size
+        pending = [[token if token < known else 0 for token in row] for row in pending]
         _, logits = self.runner.prefill(pending)
         self.runner.cache.roll_back(
             [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]
@@ -159,9 +162,9 @@ class DraftModel(Drafter):
             )
         q = torch.softmax(logits, -1)
         empty = ~(q.sum(-1, keepdim=True) > 0.5)  # nothing was left to sample from
-        q = torch.where(
-            empty, torch.nn.functional.one_hot(torch.zeros_like(empty[:, 0], dtype=torch.long), q.shape[-1]), q
-        )
+        certain = torch.zeros_like(q)
+        certain[:, 0] = 1.0
+        q = torch.where(empty, certain, q)
         return draw(q, context.generator), q, sound
 
     def _unsure(self, token: Tensor, logits: Tensor, counts: list[int], position: int) -> bool:

@@ -66,7 +66,8 @@ class Hybrid(Drafter):
             tokens[taken] = filled.to(tokens.device)
             if probs is not None:  # a copied token is a draw from a distribution that holds nothing else
                 probs = probs.clone()
-                probs[taken] = torch.nn.functional.one_hot(tokens[taken], probs.shape[-1]).to(probs.dtype)
+                # not `one_hot`, which looks at its argument on the host
+                probs[taken] = torch.zeros_like(probs[taken]).scatter_(-1, tokens[taken][..., None], 1.0)
         return Draft(tokens, counts, probs, sources, healthy=drafted.healthy)
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:

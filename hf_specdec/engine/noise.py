@@ -76,6 +76,9 @@ def _mix(bits: Tensor) -> Tensor:
 def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
     """One sample a row from unnormalised weights.
 
+    An exponential race: the first of independent arrivals with these rates. `torch.multinomial` draws the same
+    distribution but checks its arguments on the host, which waits for the device.
+
     Args:
         weights: Non-negative, `[rows, vocabulary]`.
         generator: Source of randomness, on the same device.
@@ -83,4 +86,5 @@ def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
     Returns:
         Tokens, int64 `[rows]`.
     """
-    return torch.multinomial(weights, 1, generator=generator).squeeze(1)
+    arrivals = torch.empty_like(weights).exponential_(generator=generator)
+    return (weights / arrivals.clamp_(min=torch.finfo(weights.dtype).tiny)).argmax(-1)

@@ -17,13 +17,13 @@ class Records:
     """
 
     def __init__(
-        self, generation_config: Any, starts: Sequence[int], padded_prompt: int, windows: list[int | None]
+        self, generation_config: Any, places: Sequence[Tensor], padded_prompt: int, windows: list[int | None]
     ) -> None:
         """Choose what to keep.
 
         Args:
             generation_config: The call's settings.
-            starts: Left padding of each row.
+            places: Where each row's tokens stand in the padded prompt, int64 `[length]`.
             padded_prompt: Length of the padded prompts.
             windows: Sliding window of each layer, `None` for full attention.
         """
@@ -37,8 +37,8 @@ class Records:
             self.options["output_hidden_states"] = True
         if self.keeps_attentions:
             self.options["output_attentions"] = True
-        self.starts, self.padded_prompt, self.windows = list(starts), padded_prompt, windows
-        batch = range(len(self.starts))
+        self.places, self.padded_prompt, self.windows = list(places), padded_prompt, windows
+        batch = range(len(self.places))
         self.row_scores: list[list[Tensor]] = [[] for _ in batch]
         self.row_logits: list[list[Tensor]] = [[] for _ in batch]
         self.row_hidden: list[list[tuple[Tensor, ...]]] = [[] for _ in batch]
@@ -111,8 +111,8 @@ class Records:
         laid = []
         for layer in self.first.hidden_states:
             whole = layer.new_zeros(layer.shape[0], self.padded_prompt, layer.shape[2])
-            for row, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
-                whole[row, start:] = layer[row, :length]
+            for row, (places, length) in enumerate(zip(self.places, self.lengths, strict=True)):
+                whole[row, places.to(layer.device)] = layer[row, :length]
             laid.append(whole)
         return tuple(laid)
 
@@ -120,17 +120,20 @@ class Records:
         laid = []
         for layer in self.first.attentions:
             whole = layer.new_zeros(layer.shape[0], layer.shape[1], self.padded_prompt, self.padded_prompt)
-            for row, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
-                whole[row, :, start:, start:] = layer[row, :, :length, :length]
+            for row, (places, length) in enumerate(zip(self.places, self.lengths, strict=True)):
+                at = places.to(layer.device)
+                whole[row, :, at[:, None], at] = layer[row, :, :length, :length]
             laid.append(whole)
         return tuple(laid)
 
     def _lay_attention(self, layers: tuple[Tensor, ...], row: int, token: int, n: int) -> list[Tensor]:
         """One token's attentions over the slots that Transformers' cache would hold, `[heads, 1, slots]` a layer."""
         laid = []
+        new = torch.arange(self.padded_prompt, self.padded_prompt + token + 1)
+        places = torch.cat([self.places[row], new])
         for layer, window in zip(layers, self.windows, strict=True):
             whole = layer.new_zeros(layer.shape[0], self.padded_prompt + token + 1)
-            whole[:, self.starts[row] :] = layer
+            whole[:, places.to(layer.device)] = layer
             laid.append((whole if window is None else whole[:, -window:])[:, None])
         return laid
 
