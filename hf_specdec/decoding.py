@@ -203,10 +203,20 @@ class Generation:
             self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
             counts = torch.zeros_like(counts)
         decision = self.sampler.decide(scores, tokens, counts, probs, rows)
-        accepted, following, drafted, guesses = self._to_host(decision, counts, tokens, draft.healthy)
-        emitted = [guess[:kept] + [token] for guess, kept, token in zip(guesses, accepted, following, strict=True)]
+        known = decision.to_host(counts, tokens, draft.healthy)
+        if not known.healthy:
+            self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
+        self.stats.add_overlaps(known.overlaps)
+        accepted = known.accepted
+        emitted = [
+            guess[:kept] + [token] for guess, kept, token in zip(known.guesses, accepted, known.following, strict=True)
+        ]
+        if self.logits.has_custom:
+            # a custom processor may start to keep state at any time; then all rows must be at the same step
+            shortest = min(map(len, emitted))
+            emitted, accepted = [new[:shortest] for new in emitted], [min(kept, shortest - 1) for kept in accepted]
         self._emit(emitted, scores, logits, output, lengths, accepted)
-        return drafted, accepted, guesses
+        return known.drafted, accepted, known.guesses
 
     def _sound(self, tokens: Tensor, counts: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cut drafts in front of an id that doesn't exist or a distribution that isn't one, without a sync."""
@@ -216,33 +226,6 @@ class Generation:
         if probs is not None:
             sound &= ((probs.sum(-1) - 1).abs() < 1e-2) & (probs.amin(-1) >= 0)
         return tokens.where(sound, 0), torch.minimum(counts, sound.long().cumprod(-1).sum(-1))
-
-    def _to_host(
-        self, decision: Any, counts: Tensor, tokens: Tensor, healthy: Tensor | None
-    ) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-        """The round's one copy from the device: everything the host needs to know."""
-        table = torch.cat([torch.stack([decision.accepted, decision.following, counts], 1), tokens], 1)
-        parts = [table.flatten().double()]
-        if decision.overlaps is not None:
-            parts.append(decision.overlaps)
-        if healthy is not None:
-            parts.append(healthy.reshape(1).to(table.device, torch.float64))
-        numbers = torch.cat(parts).tolist()
-        if healthy is not None and not numbers.pop():
-            self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
-        if decision.overlaps is not None:
-            *numbers, min_pq, p_argmax_q, pq = numbers
-            self.stats.sum_min_pq += min_pq
-            self.stats.sum_p_argmax_q += p_argmax_q
-            self.stats.sum_pq += pq
-        columns = table.shape[1]
-        lines = [[int(value) for value in numbers[at : at + columns]] for at in range(0, len(numbers), columns)]
-        return (
-            [line[0] for line in lines],
-            [line[1] for line in lines],
-            [line[2] for line in lines],
-            [line[3:] for line in lines],
-        )
 
     def _emit(
         self, tokens: Sequence[Sequence[int]], scores: Tensor, logits: Tensor, output: Any, lengths: Sequence[int],

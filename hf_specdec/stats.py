@@ -130,6 +130,12 @@ class SpecStats:
             _add_at(self.drafted_at, position, 1)
             _add_at(self.accepted_at, position, int(position < accepted))
 
+    def add_overlaps(self, sums: tuple[float, float, float]) -> None:
+        """Add a round's Σ min(p, q), p(argmax q) and Σ p·q."""
+        self.sum_min_pq += sums[0]
+        self.sum_p_argmax_q += sums[1]
+        self.sum_pq += sums[2]
+
     def record_emitted(self, row: int, emitted: int) -> None:
         """Count tokens that a row put into the output."""
         self.rows[row].num_emitted_tokens += emitted

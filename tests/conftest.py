@@ -38,6 +38,15 @@ def _fresh() -> Iterator[None]:
     hf_specdec.disable()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models are a fifth faster without threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> str:
     """Folder of the real chat model, converted once a machine."""

@@ -165,6 +165,9 @@ def test_both_kinds_of_enabling_together() -> None:
     texts = [model.generate(repeating(), **options(), speculative=True) for model in (one, other)]
     assert torch.equal(*texts)
     assert spoken(one) == spoken(other) == "prompt_lookup"
+    fixed = hf_specdec.SpecConfig(drafter="prompt_lookup", draft_length="fixed")  # adaptive lengths follow the clock
+    for model in (one, other):
+        model.generate(repeating(), **options(), speculative=fixed)
     assert hf_specdec.last_stats(one).num_spec_steps == hf_specdec.last_stats(other).num_spec_steps  # type: ignore[union-attr]
     for text in (one, other):
         assert torch.equal(text.generate(repeating(), **options(), speculative=False), texts[0])

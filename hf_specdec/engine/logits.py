@@ -86,6 +86,11 @@ class BlockLogits:
         }
 
     @property
+    def has_custom(self) -> bool:
+        """Whether some processor isn't Transformers' own."""
+        return bool(self._copies)
+
+    @property
     def needs_prefix(self) -> bool:
         """Whether some processor reads the prefix."""
         return any(type(processor) not in POSITION_FREE for processor in self.processors)

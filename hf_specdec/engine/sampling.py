@@ -16,6 +16,26 @@ from .rows import Rows
 BLOCK_FROM = 3  # draft length from which block verification is worth its extra reduction
 
 
+class HostDecision(NamedTuple):
+    """A round's decision on the host, one entry a live row.
+
+    Attributes:
+        accepted: Draft tokens kept.
+        following: The token behind them.
+        drafted: Draft tokens that were verified.
+        guesses: The draft tokens.
+        overlaps: The three sums of `Decision.overlaps`, zeros without a sampled draft.
+        healthy: Whether the drafter called its draft sound.
+    """
+
+    accepted: list[int]
+    following: list[int]
+    drafted: list[int]
+    guesses: list[list[int]]
+    overlaps: tuple[float, float, float]
+    healthy: bool
+
+
 class Decision(NamedTuple):
     """What was decided for every live row, still on the device.
 
@@ -29,6 +49,30 @@ class Decision(NamedTuple):
     accepted: Tensor
     following: Tensor
     overlaps: Tensor | None = None
+
+    def to_host(self, counts: Tensor, tokens: Tensor, healthy: Tensor | None) -> HostDecision:
+        """The round's one copy from the device: everything the host needs to know.
+
+        Args:
+            counts: Draft tokens of each row, int64 `[rows]`.
+            tokens: Draft tokens, int64 `[rows, k]`.
+            healthy: `Draft.healthy`.
+        """
+        table = torch.cat([torch.stack([self.accepted, self.following, counts], 1), tokens], 1)
+        sums = self.overlaps if self.overlaps is not None else table.new_zeros(3, dtype=torch.float64)
+        sound = healthy if healthy is not None else table.new_ones(())
+        numbers = torch.cat([table.flatten().double(), sums, sound.reshape(1).to(sums)]).tolist()
+        *numbers, min_pq, p_argmax_q, pq, was_healthy = numbers
+        width = table.shape[1]
+        lines = [[int(value) for value in numbers[at : at + width]] for at in range(0, len(numbers), width)]
+        return HostDecision(
+            [line[0] for line in lines],
+            [line[1] for line in lines],
+            [line[2] for line in lines],
+            [line[3:] for line in lines],
+            (min_pq, p_argmax_q, pq),
+            bool(was_healthy),
+        )
 
 
 class Sampler:

@@ -19,6 +19,7 @@ from hf_specdec.engine.forward import RowModel, unsupported_reason
 from ..tiny import tiny_model
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("llama", "gpt2", "opt", "mistral", "gemma3")
 
 
