@@ -49,6 +49,7 @@ class DraftModel(Drafter):
         self.context = context
         reserve = max(map(len, context.rows.texts)) + min(context.rows.max_new_tokens, 256)
         self.runner = RowModel(self.model, len(context.rows.live), reserve)
+        self.known = compat.text_config(self.model).vocab_size
         self.last: list[int] = [3] * len(context.rows.live)
         self.drafted_from: list[int] | None = None
         self.length = 0
@@ -70,13 +71,13 @@ class DraftModel(Drafter):
             self.length = 0
             return Draft.from_lists([[]] * len(texts))
         logits = self._catch_up(texts, counts)
-        tokens = torch.zeros(len(texts), length, dtype=torch.long, device=self.context.device)
+        tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        healthy = torch.ones((), dtype=torch.bool, device=self.context.device)
+        sounds: list[Tensor] = []
         for position in range(length):
-            token, q, sound = self._choose(logits, rows, tokens[:, :position])
-            tokens[:, position] = token
-            healthy &= sound
+            token, q, sound = self._choose(logits, rows, tokens)
+            tokens.append(token)
+            sounds.append(sound)
             if q is not None:
                 probs.append(q)
             if position == length - 1 or self._unsure(token, logits, counts, position):
@@ -87,7 +88,8 @@ class DraftModel(Drafter):
             self.runner.cache.commit(fed)
             logits = self._fit(compat.all_token_logits(output)[:, 0])
         counts = [min(count, self.length) for count in counts]
-        return Draft(tokens[:, : self.length], counts, torch.stack(probs, 1) if probs else None, healthy=healthy)
+        healthy = torch.stack(sounds).all()
+        return Draft(torch.stack(tokens, 1), counts, torch.stack(probs, 1) if probs else None, healthy=healthy)
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
         """Forget the rejected tokens. The last drafted token was never fed, so a full acceptance feeds two next time."""
@@ -123,8 +125,7 @@ class DraftModel(Drafter):
             text[old:] if count else text[old : old + 1] for text, old, count in zip(texts, seen, counts, strict=True)
         ]
         # an id that only the target has would be outside of the draft's embedding
-        known = compat.text_config(self.model).vocab_size
-        pending = [[token if token < known else 0 for token in row] for row in pending]
+        pending = [[token if token < self.known else 0 for token in row] for row in pending]
         _, logits = self.runner.prefill(pending)
         self.runner.cache.roll_back(
             [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]
@@ -138,21 +139,23 @@ class DraftModel(Drafter):
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self.context.vocabulary]
 
-    def _choose(self, logits: Tensor, rows: Rows, drafted: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _choose(self, logits: Tensor, rows: Rows, drafted: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The next draft token of every row, the distribution it was sampled from, and whether that is sound."""
         context = self.context
-        position = drafted.shape[1]
+        position = len(drafted)
+        if not context.do_sample and not context.logits.processors:
+            highest, token = logits.max(-1)  # NaN counts as highest
+            return token.to(context.device), None, ~highest.isnan().any().to(context.device)
         sound = ~logits.isnan().any().to(context.device)
-        logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+        logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")).to(context.device)
         if context.logits.needs_prefix and position:
-            rows.lay_draft(drafted)
+            rows.lay_draft(torch.stack(drafted, 1))
         if context.logits.processors:
-            logits = logits.to(context.device)
             whole = [position] * len(rows.live)
             logits = context.logits(logits[:, None], rows, whole, first=position, draft_only=True)[:, 0]
         if not context.do_sample:
-            return logits.argmax(-1).to(context.device), None, sound
-        logits = logits.to(context.device, torch.float32)
+            return logits.argmax(-1), None, sound
+        logits = logits.to(torch.float32)
         if context.noise is not None:
             first = [rows.num_new(row) + position for row in rows.live]
             return (

@@ -31,18 +31,20 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Write a block `[rows, heads, n, head_dim]` and return every slot that the block may attend to."""
         owner = self.owner
-        self._reserve(key_states, value_states, owner.stop)
+        stop = owner.stop
+        if not self.is_initialized or stop > self.keys.shape[2]:
+            self._reserve(key_states, value_states, stop)
         if owner.uniform is not None:
-            stop = owner.uniform + key_states.shape[2]
-            self.keys[:, :, owner.uniform : stop] = key_states
-            self.values[:, :, owner.uniform : stop] = value_states
+            width = key_states.shape[2]
+            self.keys.narrow(2, owner.uniform, width).copy_(key_states)
+            self.values.narrow(2, owner.uniform, width).copy_(value_states)
         else:
             rows, slots = owner.rows, owner.slots
             if self.keys.device != slots.device:
                 rows, slots = rows.to(self.keys.device), slots.to(self.keys.device)
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
             self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, : owner.stop], self.values[:, :, : owner.stop]
+        return self.keys.narrow(2, 0, stop), self.values.narrow(2, 0, stop)
 
     def _reserve(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for `slots` slots, doubling what is there."""
@@ -50,7 +52,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             capacity = max(slots, self.owner.reserve)
             self.keys, self.values = _zeros(keys, capacity), _zeros(values, capacity)
             self.device, self.is_initialized = keys.device, True
-        elif slots > self.keys.shape[2]:
+        else:
             capacity = max(slots, 2 * self.keys.shape[2])
             self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
 
@@ -80,19 +82,25 @@ class RowCache(Cache):  # type: ignore[misc]
         self.uniform: int | None = 0
         self.rows = self.slots = torch.empty(0)
 
-    def begin(self, width: int, device: torch.device) -> Tensor:
+    def begin(self, ladder: Tensor, width: int) -> Tensor:
         """Prepare a forward of `width` tokens a row.
 
+        Args:
+            ladder: 0, 1, 2 …, int64 on the device, long enough for every slot.
+            width: Tokens a row.
+
         Returns:
-            Committed lengths `[rows, 1]`, int64 on `device`: the position of each row's first token.
+            The slot of every token, which is its position: int64 `[rows, width]`, or `[1, width]` where all rows are
+            equally long.
         """
-        self.stop = max(self.lengths) + width
-        self.uniform = self.lengths[0] if len(set(self.lengths)) == 1 else None
-        starts = torch.tensor(self.lengths, device=device)[:, None]
-        if self.uniform is None:
-            self.slots = starts + torch.arange(width, device=device)
-            self.rows = torch.arange(len(self.lengths), device=device)[:, None].expand_as(self.slots)
-        return starts
+        longest = max(self.lengths)
+        self.stop = longest + width
+        self.uniform = longest if min(self.lengths) == longest else None
+        if self.uniform is not None:
+            return ladder[None, longest : self.stop]
+        self.slots = torch.tensor(self.lengths, device=ladder.device)[:, None] + ladder[:width]
+        self.rows = ladder[: len(self.lengths), None].expand_as(self.slots)
+        return self.slots
 
     def commit(self, counts: Sequence[int]) -> None:
         """Keep the first `counts[b]` tokens of the last block in row `b`; forget the others."""

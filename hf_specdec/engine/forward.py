@@ -33,6 +33,7 @@ class RowModel:
         self.max_positions = compat.max_positions(model)
         self._windows = compat.mask_windows(model)
         self._eager = compat.attention_implementation(model) == "eager"
+        self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
     def forward(self, tokens: Tensor, counts: Sequence[int], keep: Tensor | int = 0, **options: Any) -> Any:
@@ -41,23 +42,25 @@ class RowModel:
         Args:
             tokens: New tokens, int64 `[rows, n]`, right-padded.
             counts: Real tokens of each row; those behind them are dummies whose results mean nothing.
-            keep: Positions of the block whose logits are wanted: an int64 index `[m]`, or 0 for all of them.
+            keep: Positions of the block whose logits are wanted: an int64 index `[m]`, or how many of the last; 0 for
+                all of them.
             **options: Passed to the model, such as `output_hidden_states=True`.
 
         Returns:
             The model's output; its logits are `[rows, m or n, vocabulary]`.
         """
-        width = tokens.shape[1]
-        starts = self.cache.begin(width, self.device)  # (rows, 1)
-        offsets = torch.arange(width, device=self.device)
-        positions = starts + offsets
+        rows, width = tokens.shape
+        if len(self._ladder) < max(self.cache.lengths) + max(rows, width):
+            self._ladder = torch.arange(2 * (max(self.cache.lengths) + max(rows, width)), device=self.device)
+        slots = self.cache.begin(self._ladder, width)
+        positions = slots.expand(rows, width)
         if min(counts) < width:
             # a dummy must not ask for a position the model doesn't have
-            last = starts + torch.tensor(counts, device=self.device)[:, None] - 1
+            last = slots[:, :1] + torch.tensor(counts, device=self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
-        mask = self._mask(starts, starts + offsets)
+        mask = self._mask(slots)
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -66,8 +69,8 @@ class RowModel:
             **{compat.CACHE: self.cache},
             **options,
         )
-        if not self._keeps_logits and isinstance(keep, Tensor):
-            output.logits = output.logits[:, keep.to(output.logits.device)]
+        if not self._keeps_logits:
+            output.logits = output.logits[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
         return output
 
     def prefill(self, rows: Sequence[Sequence[int]], chunk: int | None = None, **options: Any) -> tuple[Any, Tensor]:
@@ -84,10 +87,11 @@ class RowModel:
         """
         lengths = [len(row) for row in rows]
         longest = max(lengths)
-        block = torch.zeros(len(rows), longest, dtype=torch.long)
-        for index, row in enumerate(rows):
-            block[index, : len(row)] = torch.as_tensor(row)
-        block = block.to(self.device)
+        block = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
+        if min(lengths) == longest and not chunk:
+            output = self.forward(block, lengths, 1, **options)
+            self.cache.commit(lengths)
+            return output, compat.all_token_logits(output)[:, -1]
         step = chunk or longest
         found: list[Tensor | None] = [None] * len(rows)
         for first in range(0, longest, step):
@@ -114,21 +118,20 @@ class RowModel:
         self.prefill(tokens)
         return [self.cache.take(row) for row in range(len(rows))]
 
-    def _mask(self, starts: Tensor, slots: Tensor) -> Tensor | dict[str | None, Tensor | None] | None:
+    def _mask(self, slots: Tensor) -> Tensor | dict[str | None, Tensor | None] | None:
         """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own."""
-        masks = {kind: self._one_mask(starts, slots, window) for kind, window in self._windows.items()}
+        masks = {kind: self._one_mask(slots, window) for kind, window in self._windows.items()}
         return masks.get(None, masks)
 
-    def _one_mask(self, starts: Tensor, slots: Tensor, window: int | None) -> Tensor | None:
-        stop, width, uniform = self.cache.stop, slots.shape[1], self.cache.uniform
+    def _one_mask(self, slots: Tensor, window: int | None) -> Tensor | None:
+        stop, uniform = self.cache.stop, self.cache.uniform
         windowed = window is not None and stop > window
-        if not windowed and uniform is not None and (width == 1 or (uniform == 0 and not self._eager)):
+        if not windowed and uniform is not None and (slots.shape[1] == 1 or (uniform == 0 and not self._eager)):
             return None  # every slot is visible, or the attention kernel's own causal mask is right
-        keys = torch.arange(stop, device=slots.device)
-        rows = slots if uniform is None else slots[:1]
-        visible = keys <= rows[:, None, :, None]
+        keys, own = self._ladder[:stop], slots[:, None, :, None]
+        visible = keys <= own
         if window is not None and windowed:
-            visible &= keys > rows[:, None, :, None] - window
+            visible &= keys > own - window
         if not self._eager:
             return visible
         dtype = self.model.dtype
