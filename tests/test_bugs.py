@@ -290,7 +290,8 @@ def test_b9_a_pipeline_takes_an_assistant_with_other_special_tokens(batch_size: 
     alone = TextGenerationPipeline(model=target, tokenizer=tokenizer)
     wanted = alone(texts, max_new_tokens=16, do_sample=False, batch_size=batch_size)
     pipe = TextGenerationPipeline(model=target, tokenizer=tokenizer)
-    got = pipe(texts, max_new_tokens=16, do_sample=False, batch_size=batch_size, assistant_model=draft)
+    settings = {"max_new_tokens": 16, "do_sample": False, "batch_size": batch_size}
+    got = pipe(texts, **settings, assistant_model=draft, num_assistant_tokens=4)
     assert got == wanted
     assert stats_of(target).num_accepted_draft_tokens > 0
 

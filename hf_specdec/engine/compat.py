@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
@@ -16,6 +17,9 @@ from transformers.generation import GenerationMixin
 
 TRANSFORMERS = Version(transformers.__version__)
 CACHE = "cache" if TRANSFORMERS >= Version("5.24.0.dev0") else "past_key_values"
+
+PLAIN_MODULES = {f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation")}
+PLAIN_MODULES |= {"transformers.activations"}
 
 
 def seq_length(cache: Any) -> int:
@@ -105,6 +109,36 @@ def layer_windows(model: Any) -> list[int | None]:
     config = text_config(model)
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     return [windows[kind] for kind in types]
+
+
+def altered_reason(model: Any, home: str) -> str | None:
+    """Why a model isn't exactly what Transformers' module `home` defines (hooks, patches, quantisation, several devices).
+
+    Args:
+        model: The model.
+        home: Name of the Transformers module that defines its classes.
+    """
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return "a global forward hook is set"
+    known = set()
+    for module in model.modules():
+        kind = getattr(type(module), "_hf_specdec_base", type(module))
+        if kind not in known:
+            if kind.__module__ != home and kind.__module__ not in PLAIN_MODULES:
+                return f"it has a {kind.__module__}.{kind.__name__}"
+            if kind is not torch.nn.ModuleList and kind.forward.__module__ != kind.__module__:
+                return f"the forward of {kind.__name__} was replaced"
+            known.add(kind)
+        own = vars(module)
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+            return f"a {kind.__name__} has a hook or a forward of its own"
+        if module._compiled_call_impl is not None:
+            return f"a {kind.__name__} is compiled"
+    kinds = {(type(each), each.dtype, each.device) for each in model.parameters()}
+    if len(kinds) > 1 or not next(iter(kinds))[1].is_floating_point or next(iter(kinds))[0] is not torch.nn.Parameter:
+        return "its parameters are of several kinds, types or devices"
+    return None
 
 
 def all_token_logits(output: Any) -> Tensor:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import compat
 from .cache import RowCache, layer_count
+from .lean import LeanForward
+
+
+class LogitsOnly(NamedTuple):
+    """Output of a lean forward."""
+
+    logits: Tensor
 
 
 def unsupported_reason(model: Any) -> str | None:
@@ -33,6 +40,7 @@ class RowModel:
         self.max_positions = compat.max_positions(model)
         self._windows = compat.mask_windows(model)
         self._eager = compat.attention_implementation(model) == "eager"
+        self._lean = LeanForward.of(model)
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
@@ -58,9 +66,11 @@ class RowModel:
             # a dummy must not ask for a position the model doesn't have
             last = slots[:, :1] + torch.tensor(counts, device=self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
+        mask = self._mask(slots)
+        if self._lean is not None and not options:
+            return LogitsOnly(self._lean(tokens, positions, mask, self.cache, keep))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
-        mask = self._mask(slots)
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -129,12 +139,11 @@ class RowModel:
         if not windowed and uniform is not None and (slots.shape[1] == 1 or (uniform == 0 and not self._eager)):
             return None  # every slot is visible, or the attention kernel's own causal mask is right
         keys, own = self._ladder[:stop], slots[:, None, :, None]
-        visible = keys <= own
+        hidden = keys > own
         if window is not None and windowed:
-            visible &= keys > own - window
-        if not self._eager:
-            return visible
+            hidden |= keys <= own - window
+        # additive for both implementations: sdpa would turn a boolean mask into this one in every layer
         dtype = self.model.dtype
-        return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill(
-            ~visible, torch.finfo(dtype).min
+        return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill(
+            hidden, torch.finfo(dtype).min if self._eager else float("-inf")
         )

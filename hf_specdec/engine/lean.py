@@ -1,0 +1,242 @@
+"""The forward of Llama-shaped decoders without the module calls around it.
+
+Small models spend up to half of a decoding step between their matrix products: module calls, keyword passing, mask
+preparation, copies of keys and values for grouped heads. `LeanForward` runs the same operations in the same order on
+the same weights, one flat loop over the layers; only grouped attention is laid out differently (query heads that share
+keys become extra query rows, where Transformers copies the keys).
+
+It is used where it is certain to mean the same: known classes of Transformers, nothing hooked, patched, quantised or
+spread over devices, and one comparison with the model's own forward before first use. Everything else runs through the
+model's own forward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import compat
+from .cache import RowCache
+
+
+logger = logging.getLogger(__name__)
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_agrees: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a model passed the comparison
+
+
+class Linear(NamedTuple):
+    """Weights of a projection."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Norm(NamedTuple):
+    """Weight and epsilon of an RMS norm."""
+
+    weight: Tensor
+    eps: float
+
+
+class Layer(NamedTuple):
+    """What a decoder layer computes with."""
+
+    kind: str | None
+    before: Norm
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    scale: float
+    after: Norm
+    gate: Linear
+    up: Linear
+    down: Linear
+    act: Any
+
+
+class LeanForward:
+    """A decoder's weights, gathered for one generation.
+
+    Attributes:
+        groups: Query heads for each key head.
+    """
+
+    def __init__(self, model: Any) -> None:
+        inner, config = model.model, compat.text_config(model)
+        attention = inner.layers[0].self_attn
+        kinds = getattr(config, "layer_types", None)
+        self.embedding: Tensor = inner.embed_tokens.weight
+        self.rotary = inner.rotary_emb
+        self.layers = [
+            _layer(layer, kind) for layer, kind in zip(inner.layers, kinds or [None] * len(inner.layers), strict=True)
+        ]
+        self.norm = _norm(inner.norm)
+        self.head = _linear(model.lm_head)
+        self.head_dim = int(attention.head_dim)
+        self.groups = int(attention.num_key_value_groups)
+
+    @classmethod
+    def of(cls, model: Any) -> LeanForward | None:
+        """The lean forward of a model, or `None` if its own forward has to run."""
+        if (reason := unsupported_reason(model)) is None:
+            lean = cls(model)
+            if model not in _agrees:
+                _agrees[model] = lean._agrees_with(model)
+            if _agrees[model]:
+                return lean
+            reason = "its results differ from the model's own"
+        logger.debug("no lean forward for %s: %s", type(model).__name__, reason)
+        return None
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | Mapping[Any, Tensor | None] | None, cache: RowCache,
+        keep: Tensor | int = 0,
+    ) -> Tensor:  # fmt: skip
+        """Run one block of new tokens.
+
+        Args:
+            tokens: New tokens, int64 `[rows, n]`.
+            positions: Their positions, int64 `[rows, n]`.
+            mask: What `RowModel` prepared: additive `[rows, 1, n, slots]`, `None`, or one of these by layer type.
+            cache: Where keys and values go; its `begin` has been called.
+            keep: Positions whose logits are wanted: an index, or how many of the last; 0 for all of them.
+
+        Returns:
+            Logits `[rows, m or n, vocabulary]`.
+        """
+        hidden = F.embedding(tokens, self.embedding)
+        cos, sin = self.rotary(hidden, positions)
+        half = cos.shape[-1] // 2
+        # x·cos + rotate_half(x)·sin, with the sign moved from x to sin: exact, and one copy less
+        turn = (cos[:, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[:, None], half)
+        masks = mask if isinstance(mask, Mapping) else {None: mask}
+        packed = {kind: self._packed(each) for kind, each in masks.items()}
+        for index, layer in enumerate(self.layers):
+            attended = self._attend(
+                layer, _normed(hidden, layer.before), turn, packed[layer.kind], cache.layers[index]
+            )
+            hidden = hidden + F.linear(attended, *layer.o)
+            inside = _normed(hidden, layer.after)
+            gated = layer.act(F.linear(inside, *layer.gate)) * F.linear(inside, *layer.up)
+            hidden = hidden + F.linear(gated, *layer.down)
+        hidden = _normed(hidden, self.norm)
+        if isinstance(keep, Tensor) or keep:
+            hidden = hidden[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
+        return F.linear(hidden, *self.head)
+
+    def _attend(
+        self, layer: Layer, hidden: Tensor, turn: tuple[Tensor, Tensor, int], mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        rows, width, _ = hidden.shape
+        shape = (rows, width, -1, self.head_dim)
+        q, k = F.linear(hidden, *layer.q).view(shape), F.linear(hidden, *layer.k).view(shape)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = _normed(q, layer.q_norm), _normed(k, layer.k_norm)
+        value = F.linear(hidden, *layer.v).view(shape).transpose(1, 2)
+        query, key = _turned(q.transpose(1, 2), turn), _turned(k.transpose(1, 2), turn)
+        keys, values = cache.update(key, value)
+        if mask is None and width > 1:
+            out = F.scaled_dot_product_attention(
+                query, keys, values, is_causal=True, scale=layer.scale, enable_gqa=self.groups > 1
+            )
+        else:
+            packed = query.reshape(rows, -1, self.groups * width, self.head_dim)
+            out = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=layer.scale)
+            out = out.reshape(rows, -1, width, self.head_dim)
+        return out.transpose(1, 2).reshape(rows, width, -1)
+
+    def _packed(self, mask: Tensor | None) -> Tensor | None:
+        """A mask for queries whose heads stand below each other."""
+        return mask if mask is None or self.groups == 1 else mask.repeat(1, 1, self.groups, 1)
+
+    def _agrees_with(self, model: Any) -> bool:
+        """Compare with the model's own forward on a few tokens: once a model, at the cost of two short forwards."""
+        device = model.device
+        count = min(3, compat.max_positions(model) or 3)
+        tokens = torch.arange(count, device=device)[None] % len(self.embedding)
+        expected = compat.all_token_logits(model(input_ids=tokens, use_cache=False)).float()
+        cache = RowCache(len(self.layers), 1, count)
+        found = []
+        for step in range(count):  # the first token without a mask, the others over what the cache holds
+            positions = cache.begin(torch.arange(count, device=device), 1)
+            found.append(self(tokens[:, step : step + 1], positions, self._open_masks(step + 1, device), cache))
+            cache.commit([1])
+        logits = torch.cat(found, 1).float()
+        allowed = 1e-3 if self.embedding.dtype == torch.float32 else 0.1
+        return bool((logits - expected).norm() <= allowed * expected.norm())
+
+    def _open_masks(self, slots: int, device: torch.device) -> dict[Any, Tensor | None]:
+        """Masks that hide nothing."""
+        mask = torch.zeros(1, 1, 1, slots, dtype=self.embedding.dtype, device=device)
+        return {layer.kind: mask for layer in self.layers}
+
+
+def unsupported_reason(model: Any) -> str | None:
+    """Why a model's own forward has to run, or `None`."""
+    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    family = kind.__name__.removesuffix("ForCausalLM")
+    home = f"transformers.models.{family.lower()}.modeling_{family.lower()}"
+    if family not in FAMILIES or kind.__module__ != home:
+        return f"{kind.__name__} is not one of {', '.join(FAMILIES)}"
+    if model.training or compat.attention_implementation(model) != "sdpa":
+        return "it is in training mode or doesn't use sdpa attention"
+    for layer in model.model.layers:
+        if {name for name, _ in layer.self_attn.named_children()} - {"q_norm", "k_norm"} != ATTENTION:
+            return "its attention has other parts"
+        if {name for name, _ in layer.mlp.named_children()} != MLP:
+            return "its MLP has other parts"
+    return compat.altered_reason(model, home)
+
+
+def _layer(layer: Any, kind: str | None) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_norms = hasattr(attention, "q_norm")
+    return Layer(
+        kind=kind,
+        before=_norm(layer.input_layernorm),
+        q=_linear(attention.q_proj),
+        k=_linear(attention.k_proj),
+        v=_linear(attention.v_proj),
+        o=_linear(attention.o_proj),
+        q_norm=_norm(attention.q_norm) if head_norms else None,
+        k_norm=_norm(attention.k_norm) if head_norms else None,
+        scale=float(attention.scaling),
+        after=_norm(layer.post_attention_layernorm),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+        act=F.silu if type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation") else mlp.act_fn,
+    )
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(module.weight, module.bias)
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight, float(module.variance_epsilon))
+
+
+def _normed(hidden: Tensor, norm: Norm) -> Tensor:
+    """RMS norm, rounded where Transformers rounds."""
+    exact = hidden.to(torch.float32)
+    exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + norm.eps)
+    return norm.weight * exact.to(hidden.dtype)
+
+
+def _turned(states: Tensor, turn: tuple[Tensor, Tensor, int]) -> Tensor:
+    """Rotary position embedding of `[rows, heads, n, head_dim]`."""
+    cos, sin, half = turn
+    return states * cos + states.roll(half, -1) * sin
