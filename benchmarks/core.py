@@ -45,6 +45,22 @@ def spread(ratios: list[float]) -> dict[str, float]:
     return {"median": round(middle, 3), "q1": round(low, 3), "q3": round(high, 3), "n": len(ratios)}
 
 
+def logit_gap(model: Any, ours: torch.Tensor, plain: torch.Tensor) -> float | None:
+    """How far apart the model's logits of the two tokens are where two texts first differ; `None` if they don't.
+
+    Read in one forward of the common prefix. In bfloat16 a gap of a few units in the last place (2⁻⁷ of the logit) is
+    a tie that rounding decides; anything larger would be a bug.
+    """
+    length = min(ours.shape[1], plain.shape[1])
+    different = (ours[0, :length] != plain[0, :length]).nonzero()
+    if not len(different):
+        return None
+    at = int(different[0])
+    with torch.no_grad():
+        logits = model(input_ids=plain[:, :at]).logits[0, -1].float()
+    return abs(float(logits[plain[0, at]] - logits[ours[0, at]]))
+
+
 def pair(options: argparse.Namespace) -> dict[str, Any]:
     """A target of 12 layers and an exact draft of one: what the loops cost around the same forwards."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -111,7 +127,9 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
                 "transformers_vs_plain": plain / found["transformers"][0],
                 "ours_vs_transformers": found["transformers"][0] / found["ours"][0],
                 "same_text": torch.equal(found["ours"][1], found["plain"][1]),
+                "logit_gap": logit_gap(model, found["ours"][1], found["plain"][1]),
                 "acceptance_length": stats.mean_acceptance_length,
+                "drafted_rounds": 1 - stats.steps_by_source.get("none", 0) / max(stats.num_spec_steps, 1),
             }
         )
         print(record["category"], group[-1], file=sys.stderr, flush=True)
@@ -119,7 +137,11 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
     everything = {"all": [each for group in results.values() for each in group], **results}
     return {
         name: {key: spread([each[key] for each in group]) for key in keys}
-        | {"same_text": f"{sum(each['same_text'] for each in group)}/{len(group)}"}
+        | {
+            "same_text": f"{sum(each['same_text'] for each in group)}/{len(group)}",
+            "logit_gaps": sorted(each["logit_gap"] for each in group if each["logit_gap"] is not None),
+            "worst": min(each["ours_vs_plain"] for each in group),
+        }
         for name, group in everything.items()
         if group
     }

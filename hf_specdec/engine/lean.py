@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from . import compat
 from .cache import RowCache
+from .products import Products, Way, apply, widened
 
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+WIDE_ATTENTION = 64  # tokens from which attention over 16-bit numbers is widened where products are
 _agrees: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a model passed the comparison
 
 
@@ -86,6 +88,7 @@ class LeanForward:
         self.head = _linear(model.lm_head)
         self.head_dim = int(attention.head_dim)
         self.groups = int(attention.num_key_value_groups)
+        self.products = Products([layer.up.weight for layer in self.layers])
 
     @classmethod
     def of(cls, model: Any) -> LeanForward | None:
@@ -116,6 +119,7 @@ class LeanForward:
         Returns:
             Logits `[rows, m or n, vocabulary]`.
         """
+        way = self.products.way(tokens.numel())
         hidden = F.embedding(tokens, self.embedding)
         cos, sin = self.rotary(hidden, positions)
         half = cos.shape[-1] // 2
@@ -124,29 +128,32 @@ class LeanForward:
         masks = mask if isinstance(mask, Mapping) else {None: mask}
         packed = {kind: self._packed(each) for kind, each in masks.items()}
         for index, layer in enumerate(self.layers):
-            attended = self._attend(
-                layer, _normed(hidden, layer.before), turn, packed[layer.kind], cache.layers[index]
-            )
-            hidden = hidden + F.linear(attended, *layer.o)
+            inside = _normed(hidden, layer.before)
+            attended = self._attend(layer, inside, turn, packed[layer.kind], cache.layers[index], way)
+            hidden = hidden + apply(way, attended, *layer.o)
             inside = _normed(hidden, layer.after)
-            gated = layer.act(F.linear(inside, *layer.gate)) * F.linear(inside, *layer.up)
-            hidden = hidden + F.linear(gated, *layer.down)
+            gated = layer.act(apply(way, inside, *layer.gate)) * apply(way, inside, *layer.up)
+            hidden = hidden + apply(way, gated, *layer.down)
         hidden = _normed(hidden, self.norm)
         if isinstance(keep, Tensor) or keep:
             hidden = hidden[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
-        return F.linear(hidden, *self.head)
+            way = self.products.way(hidden.shape[0] * hidden.shape[1])
+        return apply(way, hidden, *self.head)
 
     def _attend(
-        self, layer: Layer, hidden: Tensor, turn: tuple[Tensor, Tensor, int], mask: Tensor | None, cache: Any
+        self, layer: Layer, hidden: Tensor, turn: tuple[Tensor, Tensor, int], mask: Tensor | None, cache: Any, way: Way
     ) -> Tensor:
         rows, width, _ = hidden.shape
         shape = (rows, width, -1, self.head_dim)
-        q, k = F.linear(hidden, *layer.q).view(shape), F.linear(hidden, *layer.k).view(shape)
+        q, k = apply(way, hidden, *layer.q).view(shape), apply(way, hidden, *layer.k).view(shape)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = _normed(q, layer.q_norm), _normed(k, layer.k_norm)
-        value = F.linear(hidden, *layer.v).view(shape).transpose(1, 2)
+        value = apply(way, hidden, *layer.v).view(shape).transpose(1, 2)
         query, key = _turned(q.transpose(1, 2), turn), _turned(k.transpose(1, 2), turn)
         keys, values = cache.update(key, value)
+        if way is widened and width >= WIDE_ATTENTION:
+            query, keys, values = query.float(), keys.float(), values.float()
+            mask = None if mask is None else mask.float()
         if mask is None and width > 1:
             out = F.scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=layer.scale, enable_gqa=self.groups > 1
@@ -155,7 +162,7 @@ class LeanForward:
             packed = query.reshape(rows, -1, self.groups * width, self.head_dim)
             out = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=layer.scale)
             out = out.reshape(rows, -1, width, self.head_dim)
-        return out.transpose(1, 2).reshape(rows, width, -1)
+        return out.transpose(1, 2).reshape(rows, width, -1).to(hidden.dtype)
 
     def _packed(self, mask: Tensor | None) -> Tensor | None:
         """A mask for queries whose heads stand below each other."""
