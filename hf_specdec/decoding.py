@@ -65,7 +65,7 @@ class Generation:
         self.stopper = Stopper(criteria, ends)
         self.logits = BlockLogits(call.logits_processor)
         reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
-        self.target = RowModel(model, len(self.rows.texts), reserve)
+        self.target = RowModel(model, len(self.rows.texts), reserve, config.lean_forward)
         real = torch.ones(call.input_ids.shape) if keep is None else keep.cpu()
         places = [row.nonzero()[:, 0] for row in real]
         self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))
@@ -74,6 +74,7 @@ class Generation:
         )
         self.drafter = copy.copy(drafter)
         self.stats = SpecStats(drafter=_name(drafter), rows=[RowStats() for _ in self.rows.texts])
+        self.stats.lean_forward = self.target.lean is not None
         self.length = self._length_control()
         self.streamed = 0
         self.finished: dict[int, list[tuple[Tensor, Tensor]]] = {}

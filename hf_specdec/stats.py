@@ -55,6 +55,8 @@ class SpecStats:
         num_accepted_draft_tokens: Draft tokens that were accepted and emitted (bonus tokens not counted).
         num_emitted_tokens: Tokens in the output, prompt and padding not counted.
         num_target_forwards: Forward passes of the target, the prefill included.
+        lean_forward: Whether the target ran without the module calls around its operations
+            (`SpecConfig.lean_forward`), which speeds up every forward, drafts or not.
         acceptance_histogram: Steps that accepted 0, 1, 2 … draft tokens.
         drafted_at: Steps in which a draft token stood at position 1, 2, … and every earlier one was accepted.
         accepted_at: How many of those were accepted.
@@ -78,6 +80,7 @@ class SpecStats:
     num_accepted_draft_tokens: int = 0
     num_emitted_tokens: int = 0
     num_target_forwards: int = 0
+    lean_forward: bool = False
     acceptance_histogram: list[int] = field(default_factory=list)
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)

@@ -30,17 +30,18 @@ class RowModel:
     Attributes:
         model: The model; it is called, never changed.
         cache: Its keys and values, one length per row.
+        lean: Its lean forward, or `None` where the model's own runs.
         max_positions: The longest text the model has positions for, or `None`.
     """
 
-    def __init__(self, model: Any, rows: int, reserve: int) -> None:
+    def __init__(self, model: Any, rows: int, reserve: int, lean: bool = True) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.cache = RowCache(layer_count(compat.text_config(model))[0], rows, reserve)
         self.max_positions = compat.max_positions(model)
         self._windows = compat.mask_windows(model)
         self._eager = compat.attention_implementation(model) == "eager"
-        self._lean = LeanForward.of(model)
+        self.lean = LeanForward.of(model) if lean else None
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
@@ -67,8 +68,8 @@ class RowModel:
             last = slots[:, :1] + torch.tensor(counts, device=self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
         mask = self._mask(slots)
-        if self._lean is not None and not options:
-            return LogitsOnly(self._lean(tokens, positions, mask, self.cache, keep))
+        if self.lean is not None and not options:
+            return LogitsOnly(self.lean(tokens, positions, mask, self.cache, keep))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
         output = self.model(

@@ -46,8 +46,8 @@ def no_gradients() -> Iterator[None]:
 def pair_of_runners(model: Any, rows: int) -> tuple[RowModel, RowModel]:
     """A lean runner, and one through the model's own forward."""
     fast, slow = RowModel(model, rows, 32), RowModel(model, rows, 32)
-    assert fast._lean is not None
-    slow._lean = None
+    assert fast.lean is not None
+    slow.lean = None
     return fast, slow
 
 
@@ -210,5 +210,16 @@ def test_a_model_whose_results_differ_runs_its_own_forward(monkeypatch: pytest.M
 
 def test_hidden_states_come_from_the_models_own_forward() -> None:
     runner = RowModel(tiny_model(), 1, 32)
-    assert runner._lean is not None
+    assert runner.lean is not None
     assert runner.forward(torch.arange(5, 9)[None], [4], output_hidden_states=True).hidden_states is not None
+
+
+@pytest.mark.parametrize("lean_forward", [True, False])
+def test_the_user_can_switch_it_off(lean_forward: bool) -> None:
+    model, ids = tiny_model(), torch.arange(5, 15)[None]
+    config = hf_specdec.SpecConfig(lean_forward=lean_forward)
+    text = hf_specdec.generate(model, ids, speculative=config, max_new_tokens=8, do_sample=False)
+    assert torch.equal(text, model.generate(ids, max_new_tokens=8, do_sample=False))
+    stats = hf_specdec.last_stats(model)
+    assert stats is not None
+    assert stats.lean_forward is lean_forward
