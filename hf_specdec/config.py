@@ -33,9 +33,6 @@ class SpecConfig:
             (Sun et al., arXiv 2403.10444), `"coupled"` (same seed, same text, whatever the draft), or `"auto"`:
             block for three drafted tokens or more, else rejection. All keep the target's distribution exactly.
         seed: Seed of the sampling noise. `None` draws one from torch's global generator, so `torch.manual_seed` works.
-        lean_forward: Run Llama-shaped targets without the module calls around their operations, and with the fastest of
-            several exact matrix products on CPUs (see `SpecStats.lean_forward`). `False` always calls the model's own
-            forward: slower, and in 16-bit types closer to plain decoding's rounding.
         draft_device: Device to load `draft_model` on when it is an id or a path; `None` means the target's.
         strict: Raise where the default decodes plainly and logs a reason.
         on_step: Called with a `StepEvent` after every round.
@@ -47,7 +44,6 @@ class SpecConfig:
     draft_length: str = "adaptive"
     verification: str = "auto"
     seed: int | None = None
-    lean_forward: bool = True
     draft_device: Any = None
     strict: bool = False
     on_step: Callable[[StepEvent], None] | None = None
@@ -62,8 +58,6 @@ class SpecConfig:
             raise SpecDecError(f"`num_draft_tokens` must be an integer from 0 to 128 or None, got {number!r}.")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise SpecDecError(f"`seed` must be an integer or None, got {self.seed!r}.")
-        if not isinstance(self.lean_forward, bool):
-            raise SpecDecError(f"`lean_forward` must be True or False, got {self.lean_forward!r}.")
         if self.on_step is not None and not callable(self.on_step):
             raise SpecDecError(f"`on_step` must be a callable taking a StepEvent, got {self.on_step!r}.")
 

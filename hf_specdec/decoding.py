@@ -25,6 +25,7 @@ from .engine.cache import fill
 from .engine.forward import RowModel
 from .engine.length import AdaptiveLength, FixedLength, controller
 from .engine.logits import BlockLogits
+from .engine.products import seconds_spent
 from .engine.records import Records
 from .engine.rows import Rows
 from .engine.sampling import Sampler
@@ -65,8 +66,8 @@ class Generation:
         self.stopper = Stopper(criteria, ends)
         self.logits = BlockLogits(call.logits_processor)
         reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
-        self.target = RowModel(model, len(self.rows.texts), reserve, config.lean_forward)
-        real = torch.ones(call.input_ids.shape) if keep is None else keep.cpu()
+        self.target = RowModel(model, len(self.rows.texts), reserve)
+        real = torch.ones(call.input_ids.shape, device="cpu") if keep is None else keep.cpu()
         places = [row.nonzero()[:, 0] for row in real]
         self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))
         self.sampler = Sampler(
@@ -111,9 +112,9 @@ class Generation:
         self.stats.prefill_seconds = time.perf_counter() - began
         for row in range(len(tokens)):
             self.stats.record_emitted(row, 1)
-        self._report(
-            0, list(range(len(tokens))), [[]] * len(tokens), [0] * len(tokens), [[t] for t in tokens], [], began
-        )
+        first = [[token] for token in tokens]
+        rows, seconds = list(range(len(tokens))), self.stats.prefill_seconds
+        self._report(0, rows, [[]] * len(tokens), [0] * len(tokens), first, ["none"] * len(tokens), seconds)
 
     def _load_cache(self) -> list[list[int]]:
         """Take over a cache the user passed; the tokens of each row that are still to be read."""
@@ -124,7 +125,11 @@ class Generation:
         length, mask = self.call.input_ids.shape[1], self.call.attention_mask
         seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
         whole = seen == length  # else only the new tokens were passed
-        keep = torch.ones(len(texts), past, dtype=torch.bool) if mask is None else mask[:, :past].bool().cpu()
+        keep = (
+            torch.ones(len(texts), past, dtype=torch.bool, device="cpu")
+            if mask is None
+            else mask[:, :past].bool().cpu()
+        )
         self.target.cache.load(cache, keep)
         if not whole:
             self.unpassed = past
@@ -136,13 +141,13 @@ class Generation:
 
     def _round(self) -> None:
         """Draft, verify, commit, report."""
-        began = time.perf_counter()
+        began = _now()
         draft, outlook = self._propose()
-        drafted_by = time.perf_counter()
+        drafted_by = _now()
         rows, step = list(self.rows.live), self.stats.num_target_forwards
         width = draft.tokens.shape[1] + 1
         drafted, accepted, tokens = self._verify(draft)
-        verified_by = time.perf_counter()
+        verified_by = _now()
         self.length.observe(
             [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
             drafted, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
@@ -155,7 +160,7 @@ class Generation:
         for row, source, count, kept, new in zip(rows, sources, drafted, accepted, emitted, strict=True):
             self.stats.record_row(row, source, count, min(kept, len(new)), len(new))
         guesses = [guess[:count] for guess, count in zip(tokens, drafted, strict=True)]
-        self._report(step, rows, guesses, accepted, emitted, sources, began)
+        self._report(step, rows, guesses, accepted, emitted, sources, verified_by - began)
 
     def _propose(self) -> tuple[Draft, list[Outlook]]:
         """Ask the drafter for as many tokens as pay, none if it is broken."""
@@ -166,6 +171,8 @@ class Generation:
             return nothing, idle
         try:
             outlook = self.drafter.outlook(self.rows)
+            if len(outlook) != len(self.rows.live):
+                raise ValueError(f"`outlook` must give {len(self.rows.live)} entries, got {len(outlook)}")
             length = self.length.choose(
                 [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
                 all(each.free for each in outlook), most,
@@ -185,8 +192,7 @@ class Generation:
             For each live row the tokens drafted, how many were accepted, and the draft tokens themselves.
         """
         rows, device = self.rows, self.call.input_ids.device
-        room = [rows.max_new_tokens - rows.num_new(row) - 1 for row in rows.live]
-        host_counts = [min(count, left) for count, left in zip(draft.counts, room, strict=True)]
+        host_counts = [min(count, self._room(row)) for count, row in zip(draft.counts, rows.live, strict=True)]
         width = max(host_counts)
         tokens = draft.tokens[:, :width].to(device)  # a draft of nothing isn't there yet
         probs = None if draft.probs is None else draft.probs[:, :width]
@@ -218,6 +224,12 @@ class Generation:
             emitted, accepted = [new[:shortest] for new in emitted], [min(kept, shortest - 1) for kept in accepted]
         self._emit(emitted, scores, logits, output, lengths, accepted)
         return known.drafted, accepted, known.guesses
+
+    def _room(self, row: int) -> int:
+        """Draft tokens that a row has use and positions for."""
+        left = self.rows.max_new_tokens - self.rows.num_new(row) - 1
+        last = self.target.max_positions
+        return left if last is None else max(0, min(left, last - len(self.rows.texts[row])))
 
     def _sound(self, tokens: Tensor, counts: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cut drafts in front of an id that doesn't exist or a distribution that isn't one, without a sync."""
@@ -279,7 +291,7 @@ class Generation:
                 else self.rows.pad_token
                 for row in rows
             ]
-            self.call.streamer.put(torch.tensor(column))
+            self.call.streamer.put(torch.tensor(column, device="cpu"))
         self.streamed = max(self.streamed, ready)
 
     def _start_drafter(self, scores: Tensor) -> None:
@@ -311,24 +323,19 @@ class Generation:
         if self.config.draft_length == "fixed":
             return FixedLength(self.config.max_draft_tokens)
         draft = getattr(getattr(self.drafter, "model", None), "model", getattr(self.drafter, "model", None))
-        return controller(self.model, _name(self.drafter), draft)
+        return controller(self.model, _name(self.drafter), draft if isinstance(draft, torch.nn.Module) else None)
 
     def _report(
         self, step: int, rows: list[int], drafted: list[list[int]], accepted: list[int], emitted: list[list[int]],
-        sources: list[str], began: float,
+        sources: list[str], seconds: float,
     ) -> None:  # fmt: skip
-        if self.config.on_step is not None:
-            self.config.on_step(
-                StepEvent(
-                    step,
-                    tuple(rows),
-                    tuple(map(tuple, drafted)),
-                    tuple(accepted),
-                    tuple(map(tuple, emitted)),
-                    tuple(sources or ["none"] * len(rows)),
-                    time.perf_counter() - began,
-                )  # fmt: skip
-            )
+        if self.config.on_step is None:
+            return
+        event = StepEvent(
+            step, tuple(rows), tuple(map(tuple, drafted)), tuple(accepted), tuple(map(tuple, emitted)),
+            tuple(sources), seconds,
+        )  # fmt: skip
+        self.config.on_step(event)
 
     def _output(self) -> Tensor | SpecOutput:
         """What `generate` returns, laid out as plain decoding would have it."""
@@ -337,7 +344,9 @@ class Generation:
         if self.keeps_cache:
             mask, behind = self.call.attention_mask, sequences.shape[1] - self.rows.padded_prompt - 1
             prompt = (
-                torch.ones(len(sequences), self.unpassed + self.rows.padded_prompt) if mask is None else mask.cpu()
+                torch.ones(len(sequences), self.unpassed + self.rows.padded_prompt, device="cpu")
+                if mask is None
+                else mask.cpu()
             )
             slots = [row.nonzero()[:, 0] for row in torch.nn.functional.pad(prompt, (0, behind), value=1)]
             fill(cache, self._taken(), slots, self.unpassed + sequences.shape[1] - 1)
@@ -357,6 +366,11 @@ class Generation:
         ends = [[text[-1], *[rows.pad_token] * longest] for text in rows.texts]
         unread = [end[: longest - rows.num_new(row)] for row, end in enumerate(ends)]
         return self.target.read_on([self.finished[row] for row in range(len(unread))], unread)
+
+
+def _now() -> float:
+    """Seconds on a clock that stands still while matrix products are being measured."""
+    return time.perf_counter() - seconds_spent()
 
 
 def _name(drafter: Any) -> str:

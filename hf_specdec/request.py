@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .config import SpecConfig
-from .drafters import DRAFTERS, DraftModel
-from .drafters.prompt_lookup import PromptLookup
+from .drafters import DRAFTERS, NEEDS_MODEL, DraftModel, Hybrid, PromptLookup
 from .engine import forward
 
 
@@ -75,8 +74,9 @@ class Request:
             if lookup is None and schedule == "constant":
                 config = replace(config, draft_length="fixed")
         threshold = given.get("assistant_confidence_threshold")
-        if threshold and config.drafter in (None, "draft_model") and _is_model(config.draft_model):
-            config = replace(config, drafter=DraftModel(config.draft_model, float(threshold)))
+        if threshold and config.draft_model is not None and config.drafter in (None, *NEEDS_MODEL):
+            draft = DraftModel(config.draft_model, float(threshold))
+            config = replace(config, drafter=draft if config.drafter == "draft_model" else Hybrid(draft))
         return config
 
 
@@ -114,10 +114,6 @@ def draft_of(draft: Any) -> str | None:
     """Why a draft model can't be run on rows of different length, or `None`."""
     reason = forward.unsupported_reason(draft)
     return None if reason is None else f"the draft {type(draft).__name__} can't be used: {reason}"
-
-
-def _is_model(draft: Any) -> bool:
-    return draft is not None and not isinstance(draft, (str, os.PathLike))
 
 
 def known_drafters() -> list[str]:

@@ -16,7 +16,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from .config import SpecConfig
 from .decoding import Call, decode
-from .drafters import resolve
+from .drafters import loaded, resolve
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
 from .request import draft_of
@@ -105,7 +105,8 @@ def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[An
             return None, reason
         if reason := draft_of(draft):
             return None, reason
-    return resolve(config.drafter, draft), None
+    drafter = resolve(config.drafter, draft)
+    return loaded(drafter, draft) if draft is not None else drafter, None
 
 
 def note_plain(config: SpecConfig, reason: str) -> None:

@@ -56,7 +56,7 @@ class SpecStats:
         num_emitted_tokens: Tokens in the output, prompt and padding not counted.
         num_target_forwards: Forward passes of the target, the prefill included.
         lean_forward: Whether the target ran without the module calls around its operations
-            (`SpecConfig.lean_forward`), which speeds up every forward, drafts or not.
+            (`HF_SPECDEC_LEAN=0` forbids it), which speeds up every forward, drafts or not.
         acceptance_histogram: Steps that accepted 0, 1, 2 … draft tokens.
         drafted_at: Steps in which a draft token stood at position 1, 2, … and every earlier one was accepted.
         accepted_at: How many of those were accepted.

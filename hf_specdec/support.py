@@ -42,7 +42,7 @@ def plain_reason(
         compat.decoding_loop_reason(model)
         or forward.unsupported_reason(model)
         or _settings_reason(settings, synced_gpus)
-        or _inputs_reason(model, input_ids, model_kwargs)
+        or _inputs_reason(model, input_ids, model_kwargs, settings.max_length)
         or _cache_reason(settings, model_kwargs)
         or logits.unsupported_reason(processors)
         or _criteria_reason(input_ids, criteria)
@@ -63,7 +63,7 @@ def _settings_reason(settings: Any, synced_gpus: bool) -> str | None:
     return None
 
 
-def _inputs_reason(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> str | None:
+def _inputs_reason(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], longest: int) -> str | None:
     if model_kwargs.get("inputs_embeds") is not None:
         return "`inputs_embeds` has no token ids to draft from"
     if input_ids.dim() != 2 or not input_ids.shape[1]:
@@ -78,6 +78,8 @@ def _inputs_reason(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) 
         return "a prompt is padded on the right, so plain decoding goes on from its padding"
     if mask is not None and any(compat.layer_windows(model)) and (mask.long().diff(dim=-1) < 0).any():
         return "the attention mask has holes, which plain decoding counts into the sliding window"
+    if (steady := compat.steady_positions(model)) is not None and longest > steady:
+        return f"its rotary frequencies change behind {steady} tokens, and the text may have {longest}"
     positions = model_kwargs.get("position_ids")
     if positions is not None and not _default_positions(positions, mask):
         return "`position_ids` are not the usual ones"

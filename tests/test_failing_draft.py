@@ -13,6 +13,7 @@ import torch
 import hf_specdec
 from hf_specdec import Draft, Drafter, Hybrid
 from hf_specdec.drafters import DraftModel
+from hf_specdec.drafters.base import Outlook
 
 from .plain import assert_sound, ends_apart, new_tokens, options, plain_texts
 from .tiny import Oracle, ragged_prompts, tiny_model
@@ -204,6 +205,8 @@ WRONG = {
     "probs of other ids": (lambda b, k: Draft(long(b, k), [k] * b, torch.ones(b, k, 90) / 90), "probabilities must"),
     "probs without vocabulary": (lambda b, k: Draft(long(b, k), [k] * b, torch.ones(b, k)), "probabilities must"),
     "a tree": (lambda b, k: Draft(long(b, k), [k] * b, parents=long(b, k)), "trees"),
+    "sources missing": (lambda b, k: Draft(long(b, k), [k] * b, sources=["here"] * (b - 1)), "needs 3 sources"),
+    "counts that aren't whole": (lambda b, k: Draft(long(b, k), [0.5] * b), "TypeError"),
     "tokens on a device without data": (
         lambda b, k: Draft(torch.zeros(b, k, dtype=torch.long, device="meta"), [k] * b), "failed",
     ),
@@ -224,6 +227,27 @@ def test_wrong_shapes_types_and_devices(model: Any, caplog: Any, wrong: str, sam
     assert output.shape == (3, 48)
     assert len(caplog.records) == 1
     assert reason in hf_specdec.last_stats(model).fallback_reason
+
+
+@pytest.mark.parametrize("healthy", [True, torch.tensor([True, True, True]), False, torch.tensor([True, False, True])])
+def test_health_may_be_told_in_any_form(model: Any, caplog: Any, healthy: Any) -> None:
+    drafter = Fixed(lambda b, k: Draft(long(b, k), [k] * b, healthy=healthy))
+    check(model, 3, drafter, caplog, None if bool(torch.as_tensor(healthy).all()) else "NaN")
+
+
+@pytest.mark.parametrize("draft_length", ["adaptive", "fixed"])
+@pytest.mark.parametrize("entries", [0, 2, 4])
+def test_an_outlook_of_another_length(model: Any, caplog: Any, entries: int, draft_length: str) -> None:
+    drafter = Fixed(lambda b, k: Draft(long(b, k), [k] * b))
+    drafter.outlook = lambda rows: [Outlook("fixed")] * entries
+    config = hf_specdec.SpecConfig(drafter=drafter, draft_length=draft_length)
+    check(model, 3, config, caplog, f"must give 3 entries, got {entries}")
+
+
+def test_an_attribute_called_model_need_not_be_one(model: Any, caplog: Any) -> None:
+    drafter = Oracle(plain_texts(model, ragged_prompts(3)), 0.9)
+    drafter.model = {"ngrams": 1}
+    check(model, 3, hf_specdec.SpecConfig(drafter=drafter, draft_length="adaptive"), caplog, None)
 
 
 @pytest.mark.parametrize("token", [-1, -100, 97, 98, 2**40])

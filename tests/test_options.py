@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 import threading
@@ -670,6 +671,27 @@ def test_assistant_confidence_threshold() -> None:
     assert new_tokens(output, ragged_prompts(1)) == plain_texts(target, ragged_prompts(1))
 
 
+@pytest.mark.parametrize("how", ["model", "path"])
+@pytest.mark.parametrize("drafter", ["draft_model", "hybrid"])
+def test_the_threshold_holds_for_a_draft_given_by_path_and_for_any_drafter(
+    drafter: str, how: str, tmp_path: Any
+) -> None:
+    target, draft = exact_pair()
+    draft.save_pretrained(tmp_path)
+    hf_specdec.enable()
+    given = draft if how == "model" else str(tmp_path)
+    config = hf_specdec.SpecConfig(drafter=drafter, draft_model=given, num_draft_tokens=5, draft_length="fixed")
+    target.generate(
+        **ragged_prompts(1), **options(), speculative=config, assistant_confidence_threshold=1.0,
+    )  # fmt: skip
+    stats = hf_specdec.last_stats(target)
+    assert stats.drafter == drafter
+    steps = stats.steps_by_source["draft_model"]
+    assert steps > 0
+    if drafter == "draft_model":
+        assert stats.num_draft_tokens <= steps
+
+
 # --- sampling with `verification="coupled"` -------------------------------------------------------------------------
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -811,3 +833,56 @@ def test_recurrent_model() -> None:
     model = transformers.MambaForCausalLM(config).eval()
     check_plain_model(model, {"input_ids": ragged_prompts(1)["input_ids"]}, "")
     assert hf_specdec.last_stats(model).fallback_reason
+
+
+# --- models whose positions or windows speculation would get wrong ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("dynamic", 64), ("longrope", 32)])
+def test_rotary_frequencies_that_depend_on_the_length(kind: str, limit: int) -> None:
+    """A block of draft tokens would switch the frequencies too early."""
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        parameters |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 32}
+    model = tiny_model(max_position_embeddings=64, rope_parameters=parameters)
+    for new, reason in ((limit - 24, None), (limit - 23, f"behind {limit} tokens")):
+        prompts = ragged_prompts(1)
+        text = hf_specdec.generate(model, **prompts, **options(max_new_tokens=new), speculative=True)
+        assert new_tokens(text, prompts) == plain_texts(model, prompts, max_new_tokens=new)
+        found = hf_specdec.last_stats(model).fallback_reason
+        assert (found is None) if reason is None else (reason in found)
+
+
+def test_a_window_that_the_model_ignores() -> None:
+    model = tiny_model(sliding_window=8)
+    hf_specdec.generate(model, **ragged_prompts(1), **options(), speculative=True)
+    assert "sliding_window" in hf_specdec.last_stats(model).fallback_reason
+
+
+def test_a_model_that_prepares_its_inputs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(type(model), "prepare_inputs_for_generation", lambda self, *args, **kwargs: {}, raising=False)
+    assert "prepares its inputs" in plain_reason(
+        model, torch.ones(1, 4, dtype=torch.long), [], [], settings_of(model), False, {}
+    )
+
+
+def settings_of(model: Any) -> Any:
+    settings = copy.deepcopy(model.generation_config)
+    settings.max_length = 20
+    return settings
+
+
+def test_no_draft_beyond_the_last_position() -> None:
+    """Plain decoding stops in time; a draft must not ask for a position that the embedding doesn't have."""
+    model = tiny_model("opt", max_position_embeddings=40)
+    prompts = {"input_ids": torch.arange(4, 28)[None], "attention_mask": torch.ones(1, 24, dtype=torch.long)}
+    stop = [lambda ids, scores, **_: torch.tensor([ids.shape[1] >= 38])]
+    settings = options(max_new_tokens=100, stopping_criteria=stop)
+    expected = model.generate(**prompts, **settings)
+    texts = [expected[0, 24:].tolist() + [5] * 8]
+    config = hf_specdec.SpecConfig(drafter=Oracle(texts, 1.0, length=8), num_draft_tokens=8, draft_length="fixed")
+    assert torch.equal(hf_specdec.generate(model, **prompts, **settings, speculative=config), expected)
+    stats = hf_specdec.last_stats(model)
+    assert stats.fallback_reason is None
+    assert stats.num_accepted_draft_tokens > 8

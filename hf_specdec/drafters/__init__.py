@@ -5,6 +5,7 @@ A new strategy is a file here and a line in `DRAFTERS`; a user's own needs neith
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,15 @@ def resolve(drafter: Any, draft_model: Any) -> Drafter | None:
     return DRAFTERS[drafter](draft_model)
 
 
+def loaded(drafter: Drafter | None, draft_model: Any) -> Drafter | None:
+    """The drafter with the loaded model in place of an id or a path that it was made with."""
+    if isinstance(drafter, DraftModel) and isinstance(drafter.model, (str, os.PathLike)):
+        return DraftModel(draft_model, drafter.confidence_threshold)
+    if isinstance(drafter, Hybrid) and isinstance(drafter.model.model, (str, os.PathLike)):
+        return Hybrid(DraftModel(draft_model, drafter.model.confidence_threshold))
+    return drafter
+
+
 __all__ = [
     "DRAFTERS",
     "Draft",
@@ -64,5 +74,6 @@ __all__ = [
     "Hybrid",
     "Outlook",
     "PromptLookup",
+    "loaded",
     "resolve",
 ]

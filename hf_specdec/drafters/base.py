@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,7 +138,10 @@ def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch
         )
     if draft.tokens.is_floating_point():
         raise ValueError(f"draft tokens must be integers, got {draft.tokens.dtype}")
-    if any(not 0 <= count <= shape[1] for count in draft.counts):
+    if draft.sources is not None and len(draft.sources) != rows:
+        raise ValueError(f"a draft for {rows} rows needs {rows} sources, got {len(draft.sources)}")
+    whole = [operator.index(count) for count in draft.counts]
+    if any(not 0 <= count <= shape[1] for count in whole):
         raise ValueError(f"draft counts must be from 0 to {shape[1]}, got {list(draft.counts)}")
     if draft.probs is not None and tuple(draft.probs.shape) != (*shape, vocabulary):
         raise ValueError(
@@ -145,6 +149,7 @@ def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch
         )
     if draft.parents is not None:
         raise ValueError("token trees are not verified yet: `parents` must be None")
-    counts = [min(count, length) for count in draft.counts]
+    counts = [min(count, length) for count in whole]
     probs = None if draft.probs is None else draft.probs.to(device, torch.float32)
-    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, None, draft.healthy)
+    healthy = None if draft.healthy is None else torch.as_tensor(draft.healthy, device=device).all()
+    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, None, healthy)

@@ -6,6 +6,8 @@ Supported: 5.18 to 5.x. 5.24 renamed the keyword and output field `past_key_valu
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +15,17 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from transformers.generation import GenerationMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 TRANSFORMERS = Version(transformers.__version__)
 CACHE = "cache" if TRANSFORMERS >= Version("5.24.0.dev0") else "past_key_values"
 
+# classes whose `prepare_inputs_for_generation` only reads the prompt again where the rotary frequencies change
+ROTARY_PREPARERS = ("Phi3ForCausalLM", "PhimoeForCausalLM")
 PLAIN_MODULES = {f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation")}
 PLAIN_MODULES |= {"transformers.activations"}
+PACKAGES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 
 
 def seq_length(cache: Any) -> int:
@@ -83,6 +89,13 @@ def row_forward_reason(model: Any) -> str | None:
         return "multimodal models are not sped up yet"
     if "position_ids" not in forward_parameters(model):
         return "its forward takes no `position_ids`"
+    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    prepares = kind.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if prepares and kind.__name__ not in ROTARY_PREPARERS:
+        return f"{kind.__name__} prepares its inputs in a way of its own"
+    windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
+    if windowed and not hasattr(sys.modules[base_class(model).__module__], "create_sliding_window_causal_mask"):
+        return "its config has a `sliding_window` that its attention doesn't use"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention takes no prepared mask"
     if (implementation := attention_implementation(model)) not in ("sdpa", "eager"):
@@ -92,6 +105,24 @@ def row_forward_reason(model: Any) -> str | None:
     if getattr(config, "attention_chunk_size", None) is not None:
         return "chunked attention is not sped up yet"
     return None
+
+
+def base_class(model: Any) -> type:
+    """The class of the decoder without its head."""
+    return type(getattr(model, model.base_model_prefix, model))
+
+
+def steady_positions(model: Any) -> int | None:
+    """The longest text for which rotary frequencies don't depend on the text's length; `None`: any."""
+    config = text_config(model)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    limits = []
+    for each in [parameters, *parameters.values()]:
+        kind = str(each.get("rope_type")) if isinstance(each, dict) else ""
+        original = each.get("original_max_position_embeddings") if kind else None
+        if kind == "longrope" or "dynamic" in kind:
+            limits.append(original or max_positions(model) or 0)
+    return min(limits, default=None)
 
 
 def mask_windows(model: Any) -> dict[str | None, int | None]:
@@ -111,6 +142,13 @@ def layer_windows(model: Any) -> list[int | None]:
     return [windows[kind] for kind in types]
 
 
+def fingerprint(home: str) -> tuple[object, ...]:
+    """What a model's forward calls besides the forwards of its modules: equal fingerprints, equal results."""
+    module = sys.modules[home]
+    names = ("apply_rotary_pos_emb", "rotate_half", "repeat_kv")
+    return (ALL_ATTENTION_FUNCTIONS["sdpa"], *(getattr(module, name, None) for name in names))
+
+
 def altered_reason(model: Any, home: str) -> str | None:
     """Why a model isn't exactly what Transformers' module `home` defines (hooks, patches, quantisation, several devices).
 
@@ -127,11 +165,11 @@ def altered_reason(model: Any, home: str) -> str | None:
         if kind not in known:
             if kind.__module__ != home and kind.__module__ not in PLAIN_MODULES:
                 return f"it has a {kind.__module__}.{kind.__name__}"
-            if kind is not torch.nn.ModuleList and kind.forward.__module__ != kind.__module__:
+            if kind is not torch.nn.ModuleList and not _is_original(kind):
                 return f"the forward of {kind.__name__} was replaced"
             known.add(kind)
         own = vars(module)
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+        if _real_hooks(own["_forward_hooks"]) or own["_forward_pre_hooks"] or "forward" in own:
             return f"a {kind.__name__} has a hook or a forward of its own"
         if module._compiled_call_impl is not None:
             return f"a {kind.__name__} is compiled"
@@ -139,6 +177,24 @@ def altered_reason(model: Any, home: str) -> str | None:
     if len(kinds) > 1 or not next(iter(kinds))[1].is_floating_point or next(iter(kinds))[0] is not torch.nn.Parameter:
         return "its parameters are of several kinds, types or devices"
     return None
+
+
+def _is_original(kind: type[torch.nn.Module]) -> bool:
+    """Whether a class's forward, and every decorator around it, comes with Transformers or torch."""
+    function: Any = kind.forward
+    if function.__module__ != kind.__module__:
+        return False
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_filename.startswith(PACKAGES):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
+def _real_hooks(hooks: dict[int, Any]) -> bool:
+    """Whether there are hooks besides those that Transformers leaves behind after `output_hidden_states=True`."""
+    return any(getattr(hook, "__module__", "") != "transformers.utils.output_capturing" for hook in hooks.values())
 
 
 def all_token_logits(output: Any) -> Tensor:

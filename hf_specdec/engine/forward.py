@@ -34,14 +34,14 @@ class RowModel:
         max_positions: The longest text the model has positions for, or `None`.
     """
 
-    def __init__(self, model: Any, rows: int, reserve: int, lean: bool = True) -> None:
+    def __init__(self, model: Any, rows: int, reserve: int) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.cache = RowCache(layer_count(compat.text_config(model))[0], rows, reserve)
         self.max_positions = compat.max_positions(model)
         self._windows = compat.mask_windows(model)
         self._eager = compat.attention_implementation(model) == "eager"
-        self.lean = LeanForward.of(model) if lean else None
+        self.lean = LeanForward.of(model)
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 

@@ -13,6 +13,7 @@ model's own forward.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,9 +31,10 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+MLP = {"gate_proj", "up_proj", "down_proj"}
 WIDE_ATTENTION = 64  # tokens from which attention over 16-bit numbers is widened where products are
-_agrees: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a model passed the comparison
+# whether a model passed the comparison, and what it called then
+_agrees: WeakKeyDictionary[nn.Module, tuple[bool, tuple[object, ...]]] = WeakKeyDictionary()
 
 
 class Linear(NamedTuple):
@@ -92,14 +94,18 @@ class LeanForward:
 
     @classmethod
     def of(cls, model: Any) -> LeanForward | None:
-        """The lean forward of a model, or `None` if its own forward has to run."""
-        if (reason := unsupported_reason(model)) is None:
-            lean = cls(model)
-            if model not in _agrees:
-                _agrees[model] = lean._agrees_with(model)
-            if _agrees[model]:
-                return lean
-            reason = "its results differ from the model's own"
+        """The lean forward of a model, or `None` if its own forward has to run (always with `HF_SPECDEC_LEAN=0`)."""
+        try:
+            reason = "HF_SPECDEC_LEAN=0" if os.environ.get("HF_SPECDEC_LEAN") == "0" else unsupported_reason(model)
+            if reason is None:
+                lean, called = cls(model), compat.fingerprint(_home(model))
+                if model not in _agrees or _agrees[model][1] != called:
+                    _agrees[model] = lean._agrees_with(model), called
+                if _agrees[model][0]:
+                    return lean
+                reason = "its results differ from the model's own"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
         logger.debug("no lean forward for %s: %s", type(model).__name__, reason)
         return None
 
@@ -169,42 +175,65 @@ class LeanForward:
         return mask if mask is None or self.groups == 1 else mask.repeat(1, 1, self.groups, 1)
 
     def _agrees_with(self, model: Any) -> bool:
-        """Compare with the model's own forward on a few tokens: once a model, at the cost of two short forwards."""
-        device = model.device
-        count = min(3, compat.max_positions(model) or 3)
+        """Compare with the model's own forward on a few tokens: a prompt, a block behind it, a single token."""
+        device, widths = model.device, (3, 2, 1)
+        count = sum(widths)
         tokens = torch.arange(count, device=device)[None] % len(self.embedding)
         expected = compat.all_token_logits(model(input_ids=tokens, use_cache=False)).float()
+        ladder = torch.arange(count, device=device)
         cache = RowCache(len(self.layers), 1, count)
-        found = []
-        for step in range(count):  # the first token without a mask, the others over what the cache holds
-            positions = cache.begin(torch.arange(count, device=device), 1)
-            found.append(self(tokens[:, step : step + 1], positions, self._open_masks(step + 1, device), cache))
-            cache.commit([1])
+        found: list[Tensor] = []
+        for width in widths:
+            slots = cache.begin(ladder, width)
+            hidden = (ladder[: cache.stop] > slots[..., None])[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self.embedding.dtype, device=device)
+            mask.masked_fill_(hidden, float("-inf"))
+            block = tokens[:, cache.stop - width : cache.stop]
+            found.append(self(block, slots, {layer.kind: mask if found else None for layer in self.layers}, cache))
+            cache.commit([width])
         logits = torch.cat(found, 1).float()
-        allowed = 1e-3 if self.embedding.dtype == torch.float32 else 0.1
+        allowed = 0.1 if self.embedding.dtype in (torch.bfloat16, torch.float16) else 1e-3
         return bool((logits - expected).norm() <= allowed * expected.norm())
-
-    def _open_masks(self, slots: int, device: torch.device) -> dict[Any, Tensor | None]:
-        """Masks that hide nothing."""
-        mask = torch.zeros(1, 1, 1, slots, dtype=self.embedding.dtype, device=device)
-        return {layer.kind: mask for layer in self.layers}
 
 
 def unsupported_reason(model: Any) -> str | None:
     """Why a model's own forward has to run, or `None`."""
     kind = getattr(type(model), "_hf_specdec_base", type(model))
     family = kind.__name__.removesuffix("ForCausalLM")
-    home = f"transformers.models.{family.lower()}.modeling_{family.lower()}"
+    home = _home(model)
     if family not in FAMILIES or kind.__module__ != home:
         return f"{kind.__name__} is not one of {', '.join(FAMILIES)}"
     if model.training or compat.attention_implementation(model) != "sdpa":
         return "it is in training mode or doesn't use sdpa attention"
-    for layer in model.model.layers:
-        if {name for name, _ in layer.self_attn.named_children()} - {"q_norm", "k_norm"} != ATTENTION:
-            return "its attention has other parts"
-        if {name for name, _ in layer.mlp.named_children()} != MLP:
-            return "its MLP has other parts"
-    return compat.altered_reason(model, home)
+    if reason := compat.altered_reason(model, home):
+        return reason
+    inner = model.model
+    if len(inner.layers) != model.config.num_hidden_layers:
+        return "it doesn't run all of its layers, or has lost some"
+    names = {type(each).__name__ for layer in inner.layers for each in (layer, layer.self_attn, layer.mlp)}
+    if names != {f"{family}{part}" for part in ("DecoderLayer", "Attention", "MLP")}:
+        return f"its layers are made of {sorted(names)}"
+    parts = [(inner.norm, f"{family}RMSNorm"), (inner.embed_tokens, "Embedding"), (model.lm_head, "Linear")]
+    for layer in inner.layers:
+        attention, mlp = dict(layer.self_attn.named_children()), dict(layer.mlp.named_children())
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [attention.pop(name) for name in ("q_norm", "k_norm") if name in attention]
+        mlp.pop("act_fn", None)
+        if set(attention) != ATTENTION or set(mlp) != MLP:
+            return "its layers have other parts"
+        parts += [(norm, f"{family}RMSNorm") for norm in norms]
+        parts += [(linear, "Linear") for linear in (*attention.values(), *mlp.values())]
+    for part, name in parts:
+        if type(part).__name__ != name:
+            return f"it has a {type(part).__name__} in the place of a {name}"
+    return None
+
+
+def _home(model: Any) -> str:
+    """The Transformers module that would define a model of this family."""
+    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    family = kind.__name__.removesuffix("ForCausalLM").lower()
+    return f"transformers.models.{family}.modeling_{family}"
 
 
 def _layer(layer: Any, kind: str | None) -> Layer:

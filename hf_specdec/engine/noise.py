@@ -57,12 +57,15 @@ class Noise:
         Returns:
             Standard Gumbel noise, float32 `[rows, width, vocabulary]`.
         """
+        target = device
+        if device.type == "mps":
+            device = torch.device("cpu")  # it has no float64
         keys = torch.tensor([self.keys[row] for row in rows], device=device)
         positions = torch.tensor(list(first), device=device)[:, None] + torch.arange(width, device=device)
         state = _mix(_mix(keys ^ self._mixed_seed)[:, None] ^ _mix(positions))  # (rows, width)
         bits = _mix(_mix(state)[..., None] ^ _mix(torch.arange(vocabulary, device=device) + 0x85EBCA6B))
         uniform = (bits.double() + 0.5) / 2.0**32
-        return uniform.log_().neg_().log_().neg_().float()
+        return uniform.log_().neg_().log_().neg_().float().to(target)
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ weight to float32 inside the cache is 3 to 6 times faster from 16 rows on. Which
 is measured once a process, for each power of two of rows, on the model's own weights.
 
 Every way computes the same sums with float32 (or wider) accumulation and one rounding; only their order differs, as it
-does between row counts within `F.linear`.
+does between row counts within `F.linear`. Two processes may choose differently where two ways are equally fast;
+`torch.use_deterministic_algorithms(True)` keeps to `F.linear`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PASSES = 3
 MARGIN = 0.9  # another way must take less than this share of the time of `F.linear`
 _chosen: dict[tuple[object, ...], Way] = {}
 _lock = threading.Lock()
+_spent = threading.local()
 
 
 def swapped(x: Tensor, weight: Tensor) -> Tensor:
@@ -47,13 +49,13 @@ def widened(x: Tensor, weight: Tensor) -> Tensor:
     """A product of 16-bit numbers in float32, one block of the weight after the other."""
     rows, features = weight.shape
     step = max(BLOCK // features, 1)
-    block = torch.empty(min(step, rows), features)
-    found = torch.empty(rows, x.shape[0])
+    block = torch.empty(min(step, rows), features, dtype=torch.float32, device=x.device)
+    found = torch.empty(rows, x.shape[0], dtype=torch.float32, device=x.device)
     columns = x.float().t()
     for first in range(0, rows, step):
         piece = weight[first : first + step]
         torch.mm(block[: len(piece)].copy_(piece), columns, out=found[first : first + step])
-    return torch.empty(x.shape[0], rows, dtype=x.dtype).copy_(found.t())
+    return torch.empty(x.shape[0], rows, dtype=x.dtype, device=x.device).copy_(found.t())
 
 
 def ways(dtype: torch.dtype, rows: int, out_features: int) -> list[Way]:
@@ -63,6 +65,11 @@ def ways(dtype: torch.dtype, rows: int, out_features: int) -> list[Way]:
             return [halved] if out_features % 2 == 0 else []
         return [swapped] if rows <= 32 else []
     return [widened] if dtype in (torch.bfloat16, torch.float16) and rows > 1 else []
+
+
+def seconds_spent() -> float:
+    """Seconds that this thread has spent measuring, so that the time of a forward can be told without them."""
+    return getattr(_spent, "seconds", 0.0)
 
 
 class Products:
@@ -80,7 +87,7 @@ class Products:
 
     def way(self, rows: int) -> Way:
         """The way for that many rows."""
-        if not self.on_cpu:
+        if not self.on_cpu or torch.are_deterministic_algorithms_enabled():
             return F.linear
         size = min(1 << (rows - 1).bit_length(), MOST_ROWS)
         key = (self.dtype, size, tuple(self.samples[0].shape), torch.get_num_threads())
@@ -94,14 +101,18 @@ class Products:
         candidates = [F.linear, *ways(self.dtype, rows, self.samples[0].shape[0])]
         if len(candidates) == 1:
             return F.linear
-        x = torch.ones(rows, self.samples[0].shape[1], dtype=self.dtype)
+        # many rows keep the arithmetic busy whatever the caches hold: a few samples do
+        samples = self.samples[: max(len(self.samples) * 8 // rows, 1)]
+        x = torch.ones(rows, samples[0].shape[1], dtype=self.dtype, device=samples[0].device)
         seconds = {way: float("inf") for way in candidates}
+        started = time.perf_counter()
         for _ in range(PASSES):
             for way in candidates:
                 began = time.perf_counter()
-                for weight in self.samples:
+                for weight in samples:
                     way(x, weight)
                 seconds[way] = min(seconds[way], time.perf_counter() - began)
+        _spent.seconds = seconds_spent() + time.perf_counter() - started
         best = min(candidates, key=seconds.__getitem__)
         return best if seconds[best] < MARGIN * seconds[F.linear] else F.linear
 

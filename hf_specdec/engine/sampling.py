@@ -43,7 +43,7 @@ class Decision(NamedTuple):
         accepted: Draft tokens kept, int64 `[rows]`.
         following: The token behind them, int64 `[rows]`.
         overlaps: For sampled drafts Σmin(p, q), p(argmax q) and Σp·q, summed over the positions up to the first
-            rejection, float64 `[3]`; else `None`.
+            rejection, float32 `[3]`; else `None`.
     """
 
     accepted: Tensor
@@ -59,9 +59,10 @@ class Decision(NamedTuple):
             healthy: `Draft.healthy`.
         """
         table = torch.cat([torch.stack([self.accepted, self.following, counts], 1), tokens], 1)
-        sums = self.overlaps if self.overlaps is not None else table.new_zeros(3, dtype=torch.float64)
+        # float32 holds ids below 2²⁴ exactly, and not every device has float64
+        sums = self.overlaps if self.overlaps is not None else table.new_zeros(3, dtype=torch.float32)
         sound = healthy if healthy is not None else table.new_ones(())
-        numbers = torch.cat([table.flatten().double(), sums, sound.reshape(1).to(sums)]).tolist()
+        numbers = torch.cat([table.flatten().to(sums), sums, sound.reshape(1).to(sums)]).tolist()
         *numbers, min_pq, p_argmax_q, pq, was_healthy = numbers
         width = table.shape[1]
         lines = [[int(value) for value in numbers[at : at + width]] for at in range(0, len(numbers), width)]
@@ -137,4 +138,4 @@ def _overlaps(p: Tensor, q: Tensor, counts: Tensor, accepted: Tensor) -> Tensor:
         p.gather(2, q.argmax(-1, keepdim=True)).squeeze(2),
         (p * q).sum(-1),
     )
-    return torch.stack([(values * seen).sum().double() for values in each])
+    return torch.stack([(values * seen).sum() for values in each])

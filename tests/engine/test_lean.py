@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 import hf_specdec
@@ -141,6 +143,16 @@ def altered(what: str) -> Any:
         model.__class__ = Child
     elif what == "compiled":
         layer.compile()
+    elif what == "two factors":
+        layer.mlp.up_proj = nn.Sequential(nn.Linear(64, 8, bias=False), nn.Linear(8, 128, bias=False))
+    elif what == "head in a sequence":
+        model.lm_head = nn.Sequential(model.lm_head)
+    elif what == "no norm":
+        model.model.norm = nn.Identity()
+    elif what == "layer dropped":
+        model.model.layers = model.model.layers[:1]
+    elif what == "fewer layers wanted":
+        model.config.num_hidden_layers = 1
     return model
 
 
@@ -148,7 +160,7 @@ def altered(what: str) -> Any:
     "what",
     [
         "training", "hook", "pre-hook", "own forward", "adapter", "other norm", "more parts", "mixed types", "eager",
-        "subclass", "compiled",
+        "subclass", "compiled", "two factors", "head in a sequence", "no norm", "layer dropped", "fewer layers wanted",
     ],
 )  # fmt: skip
 def test_an_altered_model_runs_its_own_forward(what: str) -> None:
@@ -205,7 +217,7 @@ def test_a_model_whose_results_differ_runs_its_own_forward(monkeypatch: pytest.M
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", doubled)
     assert unsupported_reason(model) is None
     assert LeanForward.of(model) is None
-    assert lean._agrees[model] is False
+    assert lean._agrees[model][0] is False
 
 
 def test_hidden_states_come_from_the_models_own_forward() -> None:
@@ -215,11 +227,69 @@ def test_hidden_states_come_from_the_models_own_forward() -> None:
 
 
 @pytest.mark.parametrize("lean_forward", [True, False])
-def test_the_user_can_switch_it_off(lean_forward: bool) -> None:
+def test_the_user_can_switch_it_off(lean_forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = tiny_model(), torch.arange(5, 15)[None]
-    config = hf_specdec.SpecConfig(lean_forward=lean_forward)
-    text = hf_specdec.generate(model, ids, speculative=config, max_new_tokens=8, do_sample=False)
+    monkeypatch.setenv("HF_SPECDEC_LEAN", "1" if lean_forward else "0")
+    text = hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False)
     assert torch.equal(text, model.generate(ids, max_new_tokens=8, do_sample=False))
     stats = hf_specdec.last_stats(model)
     assert stats is not None
     assert stats.lean_forward is lean_forward
+
+
+def test_fewer_layers_after_the_first_use() -> None:
+    model, ids = tiny_model("qwen3"), torch.arange(5, 15)[None]
+    hf_specdec.generate(model, ids, max_new_tokens=4, do_sample=False)
+    model.config.num_hidden_layers = 1
+    wanted = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False), wanted)
+
+
+@pytest.mark.parametrize("what", ["wrapped forward", "attention", "rotation"])
+def test_a_patch_after_the_first_use_is_respected(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny_model(), torch.arange(5, 15)[None]
+    before = hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False)
+    assert hf_specdec.last_stats(model).lean_forward  # type: ignore[union-attr]
+    if what == "wrapped forward":
+        original = modeling_llama.LlamaMLP.forward
+
+        @functools.wraps(original)
+        def patched(self: Any, x: torch.Tensor) -> torch.Tensor:
+            return -3 * original(self, x)
+
+        monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", patched)
+    elif what == "attention":
+        shipped = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+        def attention(*args: Any, **kwargs: Any) -> Any:
+            out, weights = shipped(*args, **kwargs)
+            return -3 * out, weights
+
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attention)
+    else:
+        monkeypatch.setattr(
+            modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, *_: (q + cos[:, None], k - sin[:, None])
+        )
+    wanted = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert not torch.equal(wanted, before)
+    assert torch.equal(hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False), wanted)
+    assert not hf_specdec.last_stats(model).lean_forward  # type: ignore[union-attr]
+
+
+def test_recording_hidden_states_once_does_not_switch_it_off() -> None:
+    model, ids = tiny_model(), torch.arange(5, 15)[None]
+    model.generate(ids, max_new_tokens=4, do_sample=False, output_hidden_states=True, return_dict_in_generate=True)
+    assert LeanForward.of(model) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_type_does_not_matter(dtype: torch.dtype) -> None:
+    model, ids = tiny_model().to(torch.bfloat16), torch.arange(5, 45)[None]
+    wanted = hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(hf_specdec.generate(model, ids, max_new_tokens=8, do_sample=False), wanted)
+        assert LeanForward.of(model) is not None
+    finally:
+        torch.set_default_dtype(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -90,3 +92,38 @@ def test_other_devices_and_types_are_left_alone() -> None:
     assert chooser.way(4) is F.linear
     assert Products([torch.zeros(8, 8, dtype=torch.float64)]).way(4) is F.linear
     assert products._chosen
+
+
+def test_the_default_type_and_device_do_not_matter() -> None:
+    x, weight = operands(5, torch.bfloat16)
+    wanted = widened(x, weight)
+    for dtype in (torch.bfloat16, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("meta"):
+                assert torch.equal(widened(x, weight), wanted)
+                assert callable(Products([weight]).way(5))
+        finally:
+            torch.set_default_dtype(before)
+        products._chosen.clear()
+
+
+def test_the_time_of_measuring_is_known() -> None:
+    _, weight = operands(1, torch.float32)
+    before, began = products.seconds_spent(), time.perf_counter()
+    Products([weight]).way(4)
+    assert 0 < products.seconds_spent() - before <= time.perf_counter() - began
+    after = products.seconds_spent()
+    Products([weight]).way(4)
+    assert products.seconds_spent() == after
+
+
+def test_deterministic_algorithms_keep_to_one_way() -> None:
+    _, weight = operands(1, torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert Products([weight]).way(64) is F.linear
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not products._chosen
