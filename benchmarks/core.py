@@ -109,7 +109,9 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
             continue
         methods: dict[str, Callable[[], Any]] = {
             "plain": lambda inputs=inputs: model.generate(**inputs, **common),
-            "ours": lambda inputs=inputs: hf_specdec.generate(model, **inputs, **common),
+            "ours": lambda inputs=inputs: hf_specdec.generate(
+                model, **inputs, speculative=options.drafter or True, **common
+            ),
             "transformers": lambda inputs=inputs: model.generate(**inputs, prompt_lookup_num_tokens=10, **common),
         }
         if not any(results.values()):
@@ -157,6 +159,7 @@ def main() -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=1024)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--drafter", help="a drafter's name; without it what `speculative=True` chooses")
     parser.add_argument("--trials", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(2)

@@ -16,7 +16,7 @@ from .stats import SpecStats, StepEvent
 
 
 if TYPE_CHECKING:
-    from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup
+    from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup, Recycling
     from .hook import decoder, disable, enable, generate
     from .outputs import SpecOutput
     from .routing import last_stats
@@ -32,6 +32,7 @@ _LAZY = {
     "Drafter": "drafters",
     "Hybrid": "drafters",
     "PromptLookup": "drafters",
+    "Recycling": "drafters",
     "SpecOutput": "outputs",
     "decoder": "hook",
     "disable": "hook",
@@ -58,6 +59,7 @@ __all__ = [
     "Hybrid",
     "IncompatibleDraftError",
     "PromptLookup",
+    "Recycling",
     "SpecConfig",
     "SpecDecError",
     "SpecOutput",

@@ -22,7 +22,8 @@ class SpecConfig:
     """Settings of one speculative generation. Every field is optional.
 
     Attributes:
-        drafter: Where draft tokens come from: a name (`"prompt_lookup"`, `"draft_model"`, `"hybrid"`, `"none"`), a
+        drafter: Where draft tokens come from: a name (`"prompt_lookup"`, `"recycling"`, `"draft_model"`, `"hybrid"`,
+            `"none"`), a
             `Drafter` instance, or `None` to choose: `"hybrid"` with a draft model, else `"prompt_lookup"`.
         draft_model: A causal language model with the target's token ids, its Hub id or its local path.
         num_draft_tokens: Tokens drafted a round; with `draft_length="adaptive"` the most that may be drafted.

@@ -21,15 +21,17 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from .config import SpecConfig
 from .drafters.base import Draft, DraftContext, Drafter, Outlook, checked
 from .engine import compat
-from .engine.cache import fill
 from .engine.forward import RowModel
+from .engine.handover import Handover
 from .engine.length import AdaptiveLength, FixedLength, controller
 from .engine.logits import BlockLogits
 from .engine.products import seconds_spent
 from .engine.records import Records
 from .engine.rows import Rows
-from .engine.sampling import Sampler
+from .engine.sampling import HostDecision, Sampler
 from .engine.stopping import Stopper
+from .engine.streaming import Stream
+from .engine.tree import Tree, depths
 from .outputs import SpecOutput
 from .stats import RowStats, SpecStats, StepEvent
 
@@ -77,10 +79,10 @@ class Generation:
         self.stats = SpecStats(drafter=_name(drafter), rows=[RowStats() for _ in self.rows.texts])
         self.stats.lean_forward = self.target.lean is not None
         self.length = self._length_control()
-        self.streamed = 0
-        self.finished: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self.keeps_cache = bool(self.settings.return_dict_in_generate) or compat.is_users_cache(call.cache)
-        self.unpassed = 0  # tokens in the user's cache that were not passed again
+        self.stream = Stream(call.streamer, self.rows)
+        self.trees = not (self.logits.needs_prefix or self.records.keeps_anything)
+        returned = bool(self.settings.return_dict_in_generate)
+        self.handover = Handover(self.target, self.rows, call.cache, call.attention_mask, returned)
 
     def run(self) -> Tensor | SpecOutput:
         """Generate until every row has stopped."""
@@ -88,8 +90,7 @@ class Generation:
         self._prefill()
         while self.rows.live:
             self._round()
-        if self.call.streamer is not None:
-            self.call.streamer.end()
+        self.stream.end()
         self.stats.total_seconds = time.perf_counter() - began
         return self._output()
 
@@ -97,7 +98,9 @@ class Generation:
         """Read the prompts and choose every row's first token."""
         began = time.perf_counter()
         chunk = getattr(self.settings, "prefill_chunk_size", None)
-        new = self._load_cache()
+        length, mask = self.call.input_ids.shape[1], self.call.attention_mask
+        seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
+        new = self.handover.take_over(seen)
         output, last = self.target.prefill(new, chunk, **self.records.options)
         self.records.keep_prefill(output, [len(text) for text in new])
         logits = last[:, None].to(self.call.input_ids.device)
@@ -116,29 +119,6 @@ class Generation:
         rows, seconds = list(range(len(tokens))), self.stats.prefill_seconds
         self._report(0, rows, [[]] * len(tokens), [0] * len(tokens), first, ["none"] * len(tokens), seconds)
 
-    def _load_cache(self) -> list[list[int]]:
-        """Take over a cache the user passed; the tokens of each row that are still to be read."""
-        cache, texts = self.call.cache, self.rows.texts
-        past = compat.seq_length(cache) if cache is not None else 0
-        if not past:
-            return texts
-        length, mask = self.call.input_ids.shape[1], self.call.attention_mask
-        seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
-        whole = seen == length  # else only the new tokens were passed
-        keep = (
-            torch.ones(len(texts), past, dtype=torch.bool, device="cpu")
-            if mask is None
-            else mask[:, :past].bool().cpu()
-        )
-        self.target.cache.load(cache, keep)
-        if not whole:
-            self.unpassed = past
-            return texts
-        # the last token is read again if the cache already holds it: its logits are needed
-        known = [min(count, len(text) - 1) for count, text in zip(self.target.cache.lengths, texts, strict=True)]
-        self.target.cache.roll_back(known)
-        return [text[count:] for text, count in zip(texts, known, strict=True)]
-
     def _round(self) -> None:
         """Draft, verify, commit, report."""
         began = _now()
@@ -150,15 +130,16 @@ class Generation:
         verified_by = _now()
         self.length.observe(
             [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
-            drafted, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
+            self.tried, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
         )  # fmt: skip
         self.stats.draft_seconds += drafted_by - began
         self.stats.verify_seconds += verified_by - drafted_by
         named = draft.sources or [self.stats.drafter] * len(rows)
         sources = [name if count else "none" for name, count in zip(named, drafted, strict=True)]
         emitted = [self.rows.texts[row][-count:] for row, count in zip(rows, self.last_counts, strict=True)]
-        for row, source, count, kept, new in zip(rows, sources, drafted, accepted, emitted, strict=True):
-            self.stats.record_row(row, source, count, min(kept, len(new)), len(new))
+        for index, (row, new) in enumerate(zip(rows, emitted, strict=True)):
+            kept = min(accepted[index], len(new))
+            self.stats.record_row(row, sources[index], drafted[index], kept, len(new), self.tried[index])
         guesses = [guess[:count] for guess, count in zip(tokens, drafted, strict=True)]
         self._report(step, rows, guesses, accepted, emitted, sources, verified_by - began)
 
@@ -175,12 +156,13 @@ class Generation:
                 raise ValueError(f"`outlook` must give {len(self.rows.live)} entries, got {len(outlook)}")
             length = self.length.choose(
                 [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
-                all(each.free for each in outlook), most,
+                all(each.free for each in outlook), most, [each.gains for each in outlook],
             )  # fmt: skip
             if length < 1 or not any(each.acceptance > 0 for each in outlook):
                 return nothing, outlook
             draft = self.drafter.propose(self.rows, length)
-            return checked(draft, len(self.rows.live), length, self.vocabulary, self.call.input_ids.device), outlook
+            rows, device = len(self.rows.live), self.call.input_ids.device
+            return checked(draft, rows, length, self.vocabulary, device, self.trees), outlook
         except Exception as error:
             self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
             return nothing, idle
@@ -192,7 +174,7 @@ class Generation:
             For each live row the tokens drafted, how many were accepted, and the draft tokens themselves.
         """
         rows, device = self.rows, self.call.input_ids.device
-        host_counts = [min(count, self._room(row)) for count, row in zip(draft.counts, rows.live, strict=True)]
+        host_counts = self._fitting(draft)
         width = max(host_counts)
         tokens = draft.tokens[:, :width].to(device)  # a draft of nothing isn't there yet
         probs = None if draft.probs is None else draft.probs[:, :width]
@@ -200,7 +182,9 @@ class Generation:
         last = torch.tensor([rows.texts[row][-1] for row in rows.live], device=device)
         block = torch.cat([last[:, None], tokens], dim=1).to(self.target.device)
         lengths = list(self.target.cache.lengths)
-        output = self.target.forward(block, [count + 1 for count in host_counts], **self.records.options)
+        parents = draft.parents and [row[:count] for row, count in zip(draft.parents, host_counts, strict=True)]
+        tree = Tree(parents, self.target.device) if parents and width else None
+        output = self.target.forward(block, [count + 1 for count in host_counts], tree=tree, **self.records.options)
         self.stats.num_target_forwards += 1
         logits = compat.all_token_logits(output).to(device)
         if self.logits.needs_prefix and width:
@@ -209,21 +193,48 @@ class Generation:
         if self.logits.impure:
             self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
             counts = torch.zeros_like(counts)
-        decision = self.sampler.decide(scores, tokens, counts, probs, rows)
-        known = decision.to_host(counts, tokens, draft.healthy)
+        decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree)
+        top = self._successors(scores)
+        known = decision.to_host(counts, tokens, draft.healthy, top)
         if not known.healthy:
             self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
         self.stats.add_overlaps(known.overlaps)
         accepted = known.accepted
         emitted = [
-            guess[:kept] + [token] for guess, kept, token in zip(known.guesses, accepted, known.following, strict=True)
+            [guess[at - 1] for at in path] + [token]
+            for guess, path, token in zip(known.guesses, known.paths, known.following, strict=True)
         ]
         if self.logits.has_custom:
             # a custom processor may start to keep state at any time; then all rows must be at the same step
             shortest = min(map(len, emitted))
             emitted, accepted = [new[:shortest] for new in emitted], [min(kept, shortest - 1) for kept in accepted]
+        self.target.cache.compact(known.paths)
+        if top is not None and self.drafter is not None:
+            firsts = [rows.texts[row][-1] for row in rows.live]
+            blocks = [
+                [first, *guess[:count]]
+                for first, guess, count in zip(firsts, known.guesses, known.drafted, strict=True)
+            ]
+            self._tell_drafter("learn", blocks, known.successors)
         self._emit(emitted, scores, logits, output, lengths, accepted)
+        self.tried = _tried(known, parents)
         return known.drafted, accepted, known.guesses
+
+    def _successors(self, scores: Tensor) -> Tensor | None:
+        """The target's most likely tokens at every position, if the drafter learns from them."""
+        number = getattr(self.drafter, "num_successors", 0)
+        return scores.topk(min(number, scores.shape[-1])).indices if number else None
+
+    def _fitting(self, draft: Draft) -> list[int]:
+        """Draft tokens of each row that it has use and positions for."""
+        room = [self._room(row) for row in self.rows.live]
+        if draft.parents is None:
+            return [min(count, left) for count, left in zip(draft.counts, room, strict=True)]
+        levels = [depths(parents) for parents in draft.parents]
+        return [
+            next((index for index, depth in enumerate(row) if depth > left), len(row))
+            for row, left in zip(levels, room, strict=True)
+        ]
 
     def _room(self, row: int) -> int:
         """Draft tokens that a row has use and positions for."""
@@ -261,7 +272,7 @@ class Generation:
                 self._tell_drafter("commit", rows, accepted)
         if len(going) < len(rows.live):
             self._release(going)
-        self._stream()
+        self.stream.advance()
 
     @property
     def _criteria_see_scores(self) -> bool:
@@ -270,29 +281,13 @@ class Generation:
     def _release(self, going: Sequence[int]) -> None:
         """Take finished rows out of the batch."""
         for index, row in enumerate(self.rows.live):
-            if index not in going and self.keeps_cache:
-                self.finished[row] = self.target.cache.take(index)
+            if index not in going:
+                self.handover.let_go(index, row)
         self.rows.live = [self.rows.live[index] for index in going]
         if going:
             self.target.cache.select(going)
             if self.drafter is not None:
                 self._tell_drafter("select", going)
-
-    def _stream(self) -> None:
-        """Give the streamer every token of the batch that all rows have, one `put` a token as plain decoding does."""
-        if self.call.streamer is None:
-            return
-        rows = range(len(self.rows.texts))
-        ready = min((self.rows.num_new(row) for row in self.rows.live), default=max(map(self.rows.num_new, rows)))
-        for position in range(self.streamed, ready):
-            column = [
-                self.rows.texts[row][self.rows.prompt_lengths[row] + position]
-                if position < self.rows.num_new(row)
-                else self.rows.pad_token
-                for row in rows
-            ]
-            self.call.streamer.put(torch.tensor(column, device="cpu"))
-        self.streamed = max(self.streamed, ready)
 
     def _start_drafter(self, scores: Tensor) -> None:
         """Tell the drafter about the generation, now that the vocabulary is known."""
@@ -302,7 +297,7 @@ class Generation:
         if self.drafter is not None:
             context = DraftContext(
                 self.model, self.rows, scores.device, self.vocabulary, self.stopper.end_tokens,
-                bool(self.settings.do_sample), self.logits, self.sampler.shared_noise, self.sampler.generator,
+                bool(self.settings.do_sample), self.logits, self.sampler.shared_noise, self.sampler.generator, self.trees,
             )  # fmt: skip
             self._tell_drafter("start", context)
 
@@ -339,17 +334,7 @@ class Generation:
 
     def _output(self) -> Tensor | SpecOutput:
         """What `generate` returns, laid out as plain decoding would have it."""
-        sequences = self.rows.sequences()
-        cache = self.call.cache if self.call.cache is not None else compat.new_cache(self.model)
-        if self.keeps_cache:
-            mask, behind = self.call.attention_mask, sequences.shape[1] - self.rows.padded_prompt - 1
-            prompt = (
-                torch.ones(len(sequences), self.unpassed + self.rows.padded_prompt, device="cpu")
-                if mask is None
-                else mask.cpu()
-            )
-            slots = [row.nonzero()[:, 0] for row in torch.nn.functional.pad(prompt, (0, behind), value=1)]
-            fill(cache, self._taken(), slots, self.unpassed + sequences.shape[1] - 1)
+        cache, sequences = self.handover.give_back(self.model), self.rows.sequences()
         if not self.settings.return_dict_in_generate:
             return sequences
         return SpecOutput(
@@ -359,13 +344,13 @@ class Generation:
             spec_stats=self.stats,
         )
 
-    def _taken(self) -> Sequence[list[tuple[Tensor, Tensor]]]:
-        """Every row's keys and values. A row that ended early reads its last token and padding, as in plain decoding."""
-        rows = self.rows
-        longest = max(map(rows.num_new, range(len(rows.texts))))
-        ends = [[text[-1], *[rows.pad_token] * longest] for text in rows.texts]
-        unread = [end[: longest - rows.num_new(row)] for row, end in enumerate(ends)]
-        return self.target.read_on([self.finished[row] for row in range(len(unread))], unread)
+
+def _tried(known: HostDecision, parents: Sequence[Sequence[int]] | None) -> list[int]:
+    """At how many positions each row had a draft token whose predecessors were all accepted."""
+    if parents is None:
+        return [min(kept + 1, count) for kept, count in zip(known.accepted, known.drafted, strict=True)]
+    ends = [path[-1] - 1 if path else -1 for path in known.paths]
+    return [kept + (end in row) for kept, end, row in zip(known.accepted, ends, parents, strict=True)]
 
 
 def _now() -> float:

@@ -118,8 +118,19 @@ class SpecStats:
         """Emitted tokens of all rows / wall time of the loop, prefill included."""
         return self.num_emitted_tokens / self.total_seconds if self.total_seconds else 0.0
 
-    def record_row(self, row: int, source: str, drafted: int, accepted: int, emitted: int) -> None:
-        """Count one step of one row."""
+    def record_row(
+        self, row: int, source: str, drafted: int, accepted: int, emitted: int, tried: int | None = None
+    ) -> None:
+        """Count one step of one row.
+
+        Args:
+            row: The row's index in the batch.
+            source: Where its draft came from.
+            drafted: Draft tokens verified.
+            accepted: Draft tokens accepted and emitted.
+            emitted: Tokens emitted.
+            tried: Positions that had a draft token with all predecessors accepted; `None` for a chain.
+        """
         self.rows[row].num_spec_steps += 1
         self.rows[row].num_draft_tokens += drafted
         self.rows[row].num_accepted_draft_tokens += accepted
@@ -129,7 +140,7 @@ class SpecStats:
         self.record_emitted(row, emitted)
         self.steps_by_source[source] = self.steps_by_source.get(source, 0) + 1
         _add_at(self.acceptance_histogram, accepted, 1)
-        for position in range(min(accepted + 1, drafted)):
+        for position in range(min(accepted + 1, drafted if tried is None else tried)):
             _add_at(self.drafted_at, position, 1)
             _add_at(self.accepted_at, position, int(position < accepted))
 

@@ -25,6 +25,7 @@ from .tiny import ARCHITECTURES, WINDOW, Oracle, exact_pair, ragged_prompts, tin
 DRAFTERS = (
     "none",
     "prompt_lookup",
+    "recycling",
     "draft_model fixed",
     "draft_model",
     "hybrid",
@@ -97,7 +98,7 @@ def test_text_is_that_of_plain_generate(name: str, rows: int, drafter: str) -> N
         assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "draft_model fixed", "oracle 0.7"])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "recycling", "draft_model fixed", "oracle 0.7"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
 def test_eager_attention(name: str, rows: int, drafter: str) -> None:

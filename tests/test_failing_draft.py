@@ -204,7 +204,9 @@ WRONG = {
     "probs of other rows": (lambda b, k: Draft(long(b, k), [k] * b, torch.ones(1, k, 97) / 97), "probabilities must"),
     "probs of other ids": (lambda b, k: Draft(long(b, k), [k] * b, torch.ones(b, k, 90) / 90), "probabilities must"),
     "probs without vocabulary": (lambda b, k: Draft(long(b, k), [k] * b, torch.ones(b, k)), "probabilities must"),
-    "a tree": (lambda b, k: Draft(long(b, k), [k] * b, parents=long(b, k)), "trees"),
+    "a sampled tree": (
+        lambda b, k: Draft(long(b, k), [k] * b, torch.ones(b, k, 97) / 97, parents=[[-1] * k] * b), "deterministic",
+    ),
     "sources missing": (lambda b, k: Draft(long(b, k), [k] * b, sources=["here"] * (b - 1)), "needs 3 sources"),
     "counts that aren't whole": (lambda b, k: Draft(long(b, k), [0.5] * b), "TypeError"),
     "tokens on a device without data": (

@@ -14,6 +14,7 @@ from .base import Draft, DraftContext, Drafter, Outlook
 from .draft_model import DraftModel
 from .hybrid import Hybrid
 from .prompt_lookup import PromptLookup
+from .recycling import Recycling
 
 
 # name -> how to make it from the draft model (`None` where the user gave none)
@@ -21,6 +22,7 @@ DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
     "prompt_lookup": lambda draft: PromptLookup(),
     "draft_model": lambda draft: DraftModel(draft),
     "hybrid": lambda draft: Hybrid(DraftModel(draft)),
+    "recycling": lambda draft: Recycling(),
     "none": lambda draft: None,
 }
 NEEDS_MODEL = ("draft_model", "hybrid")
@@ -74,6 +76,7 @@ __all__ = [
     "Hybrid",
     "Outlook",
     "PromptLookup",
+    "Recycling",
     "loaded",
     "resolve",
 ]

@@ -26,8 +26,9 @@ class Draft:
         probs: The distribution that each token was sampled from, `[rows, k, vocabulary]`; `None` for a draft that is
             a function of the text alone (lookup, argmax). It must be the one really used, or the output is biased.
         sources: Name of each row's source for the statistics; `None`: the drafter's name.
-        parents: Room for token trees: index of each token's parent, int64 `[rows, k]`. Chains (`None`) are all that
-            is verified today.
+        parents: The shape of a token tree, on the host: for each row the parent of each of its draft tokens, an
+            earlier one's index or -1 for the row's last token. `None`: a chain. Only where `DraftContext.trees` is
+            true, and only for deterministic drafts.
         healthy: False where the draft is broken (NaN); bool, no dimensions. It is read with the round's one copy.
     """
 
@@ -35,7 +36,7 @@ class Draft:
     counts: Sequence[int]
     probs: Tensor | None = None
     sources: Sequence[str] | None = None
-    parents: Tensor | None = None
+    parents: Sequence[Sequence[int]] | None = None
     healthy: Tensor | None = None
 
     @classmethod
@@ -57,12 +58,15 @@ class Outlook:
         bucket: A class of drafts that are accepted alike, such as the length of a lookup's match.
         acceptance: Expected acceptance of the first token until it has been measured; 0 if there is no draft.
         free: Whether drafting takes (nearly) no time.
+        gains: Chance of each draft token to be accepted, in the order in which they would be drafted, where the drafter
+            knows better than the counts of whole chains (trees). Its sum is the expected number of accepted tokens.
     """
 
     source: str
     bucket: int = 0
     acceptance: float = 0.7
     free: bool = False
+    gains: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class DraftContext:
         logits: The target's logits processors.
         noise: Noise that drafts should share with the target (`verification="coupled"`), or `None`.
         generator: Source of randomness for sampled drafts.
+        trees: Whether drafts may be trees: no processor reads the prefix, and no scores or states are recorded.
     """
 
     target: Any
@@ -90,6 +95,7 @@ class DraftContext:
     logits: BlockLogits
     noise: Noise | None
     generator: torch.Generator
+    trees: bool = False
 
 
 class Drafter(ABC):
@@ -103,6 +109,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str] = "custom"
+    num_successors: ClassVar[int] = 0  # how many of the target's most likely tokens `learn` wants at each position
 
     def start(self, context: DraftContext) -> None:
         """Begin a generation. `context.rows.texts` holds the prompts."""
@@ -120,6 +127,14 @@ class Drafter(ABC):
             length: Most tokens to draft.
         """
 
+    def learn(self, blocks: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Hear what the target would have said behind every verified token, rejected ones included.
+
+        Args:
+            blocks: For each live row the tokens that were read: the last token, then the draft.
+            successors: For each of them the target's `num_successors` most likely next tokens, best first.
+        """
+
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
         """Hear after every round how much of its draft each live row accepted; `rows.texts` holds the new tokens."""
 
@@ -127,7 +142,7 @@ class Drafter(ABC):
         """Hear that only these of the live rows (by place in `rows.live`) go on."""
 
 
-def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch.device) -> Draft:
+def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch.device, trees: bool = False) -> Draft:
     """The draft cut to `length`, on `device`, or a clear error if it isn't one for that many rows."""
     if not isinstance(draft, Draft):
         raise TypeError(f"`propose` must return a Draft, got {type(draft).__name__}")
@@ -148,8 +163,23 @@ def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch
             f"draft probabilities must be [{rows}, {shape[1]}, {vocabulary}], got {tuple(draft.probs.shape)}"
         )
     if draft.parents is not None:
-        raise ValueError("token trees are not verified yet: `parents` must be None")
+        _check_tree(draft, rows, whole, trees)
     counts = [min(count, length) for count in whole]
     probs = None if draft.probs is None else draft.probs.to(device, torch.float32)
     healthy = None if draft.healthy is None else torch.as_tensor(draft.healthy, device=device).all()
-    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, None, healthy)
+    parents = (
+        None if draft.parents is None else [row[:count] for row, count in zip(draft.parents, counts, strict=True)]
+    )
+    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, parents, healthy)
+
+
+def _check_tree(draft: Draft, rows: int, counts: Sequence[int], trees: bool) -> None:
+    parents = draft.parents or []
+    if not trees:
+        raise ValueError("trees can't be verified in this generation (`DraftContext.trees` is False)")
+    if draft.probs is not None:
+        raise ValueError("a tree must be deterministic: `probs` must be None")
+    if len(parents) != rows or [len(row) for row in parents] != list(counts):
+        raise ValueError(f"a tree needs the parent of each draft token: {list(counts)}, got {list(map(len, parents))}")
+    if any(not -1 <= parent < index for row in parents for index, parent in enumerate(row)):
+        raise ValueError("a parent must be an earlier draft token or -1 for the row's last token")

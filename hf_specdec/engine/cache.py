@@ -102,6 +102,26 @@ class RowCache(Cache):  # type: ignore[misc]
         self.rows = ladder[: len(self.lengths), None].expand_as(self.slots)
         return self.slots
 
+    def compact(self, paths: Sequence[Sequence[int]]) -> None:
+        """Move the accepted tokens of a tree to where a chain would have them; `commit` follows.
+
+        Args:
+            paths: For each row the block indices of its accepted tokens, in order, without the root.
+        """
+        longest = max(map(len, paths))
+        straight = list(range(1, longest + 1))
+        if all(list(path) == straight[: len(path)] for path in paths):
+            return
+        starts = torch.tensor(self.lengths)[:, None]
+        target = starts + torch.tensor(straight)
+        source = starts + torch.tensor([[*path, *straight[len(path) :]] for path in paths])
+        rows = torch.arange(len(paths))[:, None]
+        for layer in self.layers:
+            device = layer.keys.device
+            at, to, of = source.to(device), target.to(device), rows.to(device)
+            layer.keys[of, :, to] = layer.keys[of, :, at]
+            layer.values[of, :, to] = layer.values[of, :, at]
+
     def commit(self, counts: Sequence[int]) -> None:
         """Keep the first `counts[b]` tokens of the last block in row `b`; forget the others."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]

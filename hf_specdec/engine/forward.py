@@ -11,6 +11,7 @@ from torch import Tensor
 from . import compat
 from .cache import RowCache, layer_count
 from .lean import LeanForward
+from .tree import Tree
 
 
 class LogitsOnly(NamedTuple):
@@ -45,7 +46,9 @@ class RowModel:
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
-    def forward(self, tokens: Tensor, counts: Sequence[int], keep: Tensor | int = 0, **options: Any) -> Any:
+    def forward(
+        self, tokens: Tensor, counts: Sequence[int], keep: Tensor | int = 0, tree: Tree | None = None, **options: Any
+    ) -> Any:
         """Run one block of new tokens and write its keys and values; the caller commits them.
 
         Args:
@@ -53,6 +56,7 @@ class RowModel:
             counts: Real tokens of each row; those behind them are dummies whose results mean nothing.
             keep: Positions of the block whose logits are wanted: an int64 index `[m]`, or how many of the last; 0 for
                 all of them.
+            tree: The shape of the block, if it is more than a chain.
             **options: Passed to the model, such as `output_hidden_states=True`.
 
         Returns:
@@ -63,11 +67,13 @@ class RowModel:
             self._ladder = torch.arange(2 * (max(self.cache.lengths) + max(rows, width)), device=self.device)
         slots = self.cache.begin(self._ladder, width)
         positions = slots.expand(rows, width)
-        if min(counts) < width:
+        if tree is not None:
+            positions = slots[:, :1] + tree.depth
+        elif min(counts) < width:
             # a dummy must not ask for a position the model doesn't have
             last = slots[:, :1] + torch.tensor(counts, device=self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
-        mask = self._mask(slots)
+        mask = self._mask(slots, tree)
         if self.lean is not None and not options:
             return LogitsOnly(self.lean(tokens, positions, mask, self.cache, keep))
         if self._keeps_logits:
@@ -129,10 +135,27 @@ class RowModel:
         self.prefill(tokens)
         return [self.cache.take(row) for row in range(len(rows))]
 
-    def _mask(self, slots: Tensor) -> Tensor | dict[str | None, Tensor | None] | None:
-        """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own."""
-        masks = {kind: self._one_mask(slots, window) for kind, window in self._windows.items()}
+    def _mask(self, slots: Tensor, tree: Tree | None = None) -> Tensor | dict[str | None, Tensor | None] | None:
+        """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own, or its ancestors."""
+        masks = {
+            kind: self._one_mask(slots, window) if tree is None else self._tree_mask(slots, window, tree)
+            for kind, window in self._windows.items()
+        }
         return masks.get(None, masks)
+
+    def _tree_mask(self, slots: Tensor, window: int | None, tree: Tree) -> Tensor:
+        """A token sees what was committed, and its ancestors in the block; windows count positions, not slots."""
+        rows, width = tree.depth.shape
+        start = slots[:, :1].expand(rows, 1)
+        keys = self._ladder[: self.cache.stop]
+        inside = keys - start  # index in the block, negative for committed slots; [rows, stop]
+        index = inside.clamp(0, width - 1)
+        kin = tree.ancestors.gather(2, index[:, None].expand(rows, width, -1))
+        visible = torch.where((inside < 0)[:, None], True, kin & (inside < width)[:, None])
+        if window is not None and self.cache.stop > window:
+            positions = torch.where(inside < 0, keys, start + tree.depth.gather(1, index))
+            visible &= positions[:, None] > (start + tree.depth)[..., None] - window
+        return self._additive(~visible[:, None])
 
     def _one_mask(self, slots: Tensor, window: int | None) -> Tensor | None:
         stop, uniform = self.cache.stop, self.cache.uniform
@@ -143,8 +166,11 @@ class RowModel:
         hidden = keys > own
         if window is not None and windowed:
             hidden |= keys <= own - window
-        # additive for both implementations: sdpa would turn a boolean mask into this one in every layer
+        return self._additive(hidden)
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        """A mask to add, for both implementations: sdpa would turn a boolean one into this in every layer."""
         dtype = self.model.dtype
-        return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill(
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
             hidden, torch.finfo(dtype).min if self._eager else float("-inf")
         )

@@ -97,7 +97,10 @@ class FixedLength:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def choose(self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int) -> int:
+    def choose(
+        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int,
+        gains: Sequence[Sequence[float] | None] = (),
+    ) -> int:  # fmt: skip
         """The number of tokens to draft this round."""
         return min(self.length, most)
 
@@ -124,7 +127,10 @@ class AdaptiveLength:
         self.off: dict[tuple[str, int], int] = defaultdict(int)  # rounds since the source was last drafted from
         self.probe_after: dict[tuple[str, int], int] = defaultdict(lambda: FIRST_PROBE)
 
-    def choose(self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int) -> int:
+    def choose(
+        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int,
+        gains: Sequence[Sequence[float] | None] = (),
+    ) -> int:  # fmt: skip
         """Choose this round's draft length.
 
         Args:
@@ -132,17 +138,20 @@ class AdaptiveLength:
             priors: Expected acceptance of the first token of each row, until it is measured.
             free: Whether drafting costs nothing, as in lookup.
             most: Most tokens that are of use.
+            gains: For each row the chance of each draft token to be accepted, where the drafter gives one.
 
         Returns:
             Tokens to draft, from 0 to `most`.
         """
         with self._lock:
             rows = len(sources)
-            gains = [0.0] * (most + 1)
-            for source, prior in zip(sources, priors, strict=True):
+            expected = [0.0] * (most + 1)
+            told = gains or [None] * rows
+            for source, prior, own in zip(sources, priors, told, strict=True):
                 if prior > 0:
-                    for position, chance in enumerate(self._table(source, prior).survival(most)):
-                        gains[position + 1] += chance
+                    chances = self._table(source, prior).survival(most) if own is None else own[:most]
+                    for position, chance in enumerate(chances):
+                        expected[position + 1] += chance
             if rows not in self.verify.seconds:
                 return 0  # what plain decoding costs must be known first
             step = 0.0 if free else self.draft.get(rows, self.draft_cost * self.verify.estimate(rows))
@@ -151,7 +160,7 @@ class AdaptiveLength:
             running = any(self.off[source] == 0 for source in sources)
             margin = KEEP_MARGIN if running else START_MARGIN
             for length in range(1, most + 1):
-                emitted += gains[length]
+                emitted += expected[length]
                 value = emitted / (self.verify.estimate(rows * (length + 1)) + step * length)
                 if value > best_value * (margin if best == 0 else 1.0):
                     best, best_value = length, value

@@ -32,6 +32,7 @@ class Records:
         self.keeps_logits = bool(wanted and generation_config.output_logits)
         self.keeps_hidden = bool(wanted and generation_config.output_hidden_states)
         self.keeps_attentions = bool(wanted and generation_config.output_attentions)
+        self.keeps_anything = self.keeps_scores or self.keeps_logits or self.keeps_hidden or self.keeps_attentions
         self.options: dict[str, bool] = {}
         if self.keeps_hidden:
             self.options["output_hidden_states"] = True

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import verify
 from .noise import Noise, draw, row_keys
 from .rows import Rows
+from .tree import Tree, accept_path
 
 
 BLOCK_FROM = 3  # draft length from which block verification is worth its extra reduction
@@ -26,6 +27,8 @@ class HostDecision(NamedTuple):
         guesses: The draft tokens.
         overlaps: The three sums of `Decision.overlaps`, zeros without a sampled draft.
         healthy: Whether the drafter called its draft sound.
+        paths: Block indices of the draft tokens kept; 1, 2 … for a chain.
+        successors: The target's most likely tokens at every block index, if they were asked for.
     """
 
     accepted: list[int]
@@ -34,6 +37,8 @@ class HostDecision(NamedTuple):
     guesses: list[list[int]]
     overlaps: tuple[float, float, float]
     healthy: bool
+    paths: list[list[int]]
+    successors: list[list[list[int]]]
 
 
 class Decision(NamedTuple):
@@ -44,21 +49,28 @@ class Decision(NamedTuple):
         following: The token behind them, int64 `[rows]`.
         overlaps: For sampled drafts Σmin(p, q), p(argmax q) and Σp·q, summed over the positions up to the first
             rejection, float32 `[3]`; else `None`.
+        path: Block indices of the tokens kept on a tree, int64 `[rows, depth]`; `None` for a chain.
     """
 
     accepted: Tensor
     following: Tensor
     overlaps: Tensor | None = None
+    path: Tensor | None = None
 
-    def to_host(self, counts: Tensor, tokens: Tensor, healthy: Tensor | None) -> HostDecision:
+    def to_host(
+        self, counts: Tensor, tokens: Tensor, healthy: Tensor | None, successors: Tensor | None = None
+    ) -> HostDecision:
         """The round's one copy from the device: everything the host needs to know.
 
         Args:
             counts: Draft tokens of each row, int64 `[rows]`.
             tokens: Draft tokens, int64 `[rows, k]`.
             healthy: `Draft.healthy`.
+            successors: The target's most likely tokens, int64 `[rows, k + 1, n]`.
         """
-        table = torch.cat([torch.stack([self.accepted, self.following, counts], 1), tokens], 1)
+        parts = [torch.stack([self.accepted, self.following, counts], 1), tokens]
+        parts += [each.flatten(1) for each in (self.path, successors) if each is not None]
+        table = torch.cat(parts, 1)
         # float32 holds ids below 2²⁴ exactly, and not every device has float64
         sums = self.overlaps if self.overlaps is not None else table.new_zeros(3, dtype=torch.float32)
         sound = healthy if healthy is not None else table.new_ones(())
@@ -66,13 +78,19 @@ class Decision(NamedTuple):
         *numbers, min_pq, p_argmax_q, pq, was_healthy = numbers
         width = table.shape[1]
         lines = [[int(value) for value in numbers[at : at + width]] for at in range(0, len(numbers), width)]
+        behind = 3 + tokens.shape[1]
+        steps = 0 if self.path is None else self.path.shape[1]
+        straight = list(range(1, tokens.shape[1] + 1))
+        each = 1 if successors is None else successors.shape[2]
         return HostDecision(
             [line[0] for line in lines],
             [line[1] for line in lines],
             [line[2] for line in lines],
-            [line[3:] for line in lines],
+            [line[3:behind] for line in lines],
             (min_pq, p_argmax_q, pq),
             bool(was_healthy),
+            [(straight if self.path is None else line[behind : behind + steps])[: line[0]] for line in lines],
+            [[line[at : at + each] for at in range(behind + steps, len(line), each)] for line in lines],
         )
 
 
@@ -101,7 +119,9 @@ class Sampler:
         """Noise that a draft should use too, if it is to guess what this sampler will choose."""
         return self.noise if self.verification == "coupled" else None
 
-    def decide(self, scores: Tensor, draft: Tensor, counts: Tensor, probs: Tensor | None, rows: Rows) -> Decision:
+    def decide(
+        self, scores: Tensor, draft: Tensor, counts: Tensor, probs: Tensor | None, rows: Rows, tree: Tree | None = None
+    ) -> Decision:
         """Verify a draft and choose the token behind it.
 
         Args:
@@ -110,7 +130,11 @@ class Sampler:
             counts: Draft tokens of each row, int64 `[rows]`.
             probs: What they were sampled from, `[rows, k, vocabulary]`, or `None` for a deterministic draft.
             rows: The texts.
+            tree: The shape of a deterministic draft that is more than a chain.
         """
+        if tree is not None:
+            accepted, following, path = accept_path(self._choose(scores, rows, tree), draft, counts, tree)
+            return Decision(accepted, following, path=path)
         if self.noise is None or probs is None or self.verification == "coupled" or not draft.shape[1]:
             return Decision(*verify.accept_matching(self._choose(scores, rows), draft, counts))
         p = torch.softmax(scores, -1)
@@ -121,11 +145,15 @@ class Sampler:
         following = draw(verdict.weights, self.generator)
         return Decision(verdict.accepted, following, _overlaps(p[:, :-1], probs, counts, verdict.accepted))
 
-    def _choose(self, scores: Tensor, rows: Rows) -> Tensor:
+    def _choose(self, scores: Tensor, rows: Rows, tree: Tree | None = None) -> Tensor:
         """The target's own choice at every position, int64 `[rows, k + 1]`; ties go to the lowest id."""
         if self.noise is not None:
             first: Sequence[int] = [rows.num_new(row) for row in rows.live]
-            scores = scores + self.noise.gumbel(rows.live, first, scores.shape[1], scores.shape[2], scores.device)
+            width = scores.shape[1] if tree is None else tree.deepest + 1
+            noise = self.noise.gumbel(rows.live, first, width, scores.shape[2], scores.device)
+            if tree is not None:  # tokens at one position share its noise, on whatever branch they stand
+                noise = noise.gather(1, tree.depth[..., None].expand_as(scores))
+            scores = scores + noise
         return scores.argmax(-1)
 
 

@@ -1,0 +1,188 @@
+"""Drafts from what the target has said elsewhere: its most likely next tokens after every token it has verified.
+
+Idea: Token Recycling (Luo et al., arXiv 2408.08696). Every forward computes distributions at positions whose draft
+tokens are then thrown away; the best tokens of each are kept as *successors* of the token that was read there. From them, and
+from the text's own repetitions, a tree is grown best first. No model, no training, no weights; it helps where the text
+doesn't repeat itself, which is where lookup has nothing to say.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..engine.rows import Rows
+from .base import Draft, DraftContext, Drafter, Outlook
+from .prompt_lookup import BUCKETS, Index
+
+
+SUCCESSORS = 8
+# chance that the target's next token is the successor of each rank, until it is measured
+RANK_PRIORS = (0.35, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.02)
+PRIOR_WEIGHT = 20.0
+DISCOUNT = 0.995
+LEAST = 0.02  # a node less likely than this isn't grown
+MOST_NODES = 32
+
+
+@dataclass
+class Rate:
+    """A discounted chance."""
+
+    prior: float
+    hits: float = 0.0
+    tried: float = 0.0
+
+    def update(self, hit: bool) -> None:
+        """Count one outcome."""
+        self.hits, self.tried = DISCOUNT * self.hits + hit, DISCOUNT * self.tried + 1
+
+    @property
+    def value(self) -> float:
+        """The estimate."""
+        return (self.hits + PRIOR_WEIGHT * self.prior) / (self.tried + PRIOR_WEIGHT)
+
+
+@dataclass
+class Memory:
+    """What was learnt about one target; it serves later generations.
+
+    Attributes:
+        successors: For a token the target's most likely next ones, best first, as seen last.
+        ranks: Chance of each rank.
+        matches: Chance of a lookup's next token, by bucket of match length.
+    """
+
+    successors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ranks: list[Rate] = field(default_factory=lambda: [Rate(prior) for prior in RANK_PRIORS])
+    matches: dict[int, Rate] = field(default_factory=lambda: {least: Rate(prior) for least, prior in BUCKETS})
+
+
+@dataclass
+class Grown:
+    """A row's tree, best token first.
+
+    Attributes:
+        tokens: Its tokens.
+        parents: The index of each one's parent, -1 for the root.
+        gains: Chance of each to be accepted.
+        bucket: Bucket of the lookup's match, 0 without one.
+        copied: The lookup's first token.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    gains: list[float]
+    bucket: int = 0
+    copied: int = -1
+
+
+_MEMORIES: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
+
+
+class Recycling(Drafter):
+    """Draft a tree of recycled successors, merged with the best lookup.
+
+    Args:
+        max_ngram: Longest n-gram that lookup hashes.
+    """
+
+    name: ClassVar[str] = "recycling"
+    num_successors: ClassVar[int] = SUCCESSORS
+
+    def __init__(self, max_ngram: int = 4) -> None:
+        self.max_ngram = max_ngram
+
+    def start(self, context: DraftContext) -> None:
+        """Take up what is known about the target, and the pairs of tokens in the prompts."""
+        self.memory = _MEMORIES.setdefault(context.target, Memory())
+        self.trees, self.end_tokens = context.trees, context.end_tokens
+        self.indexes = [Index(self.max_ngram) for _ in context.rows.texts]
+        self.grown: list[Grown] = []
+        known = self.memory.successors
+        for text in context.rows.texts:
+            for token, following in zip(text, text[1:], strict=False):
+                old = known.get(token, ())
+                if following not in old:
+                    known[token] = (following, *old)[:SUCCESSORS]
+
+    def outlook(self, rows: Rows) -> list[Outlook]:
+        """Grow every row's tree: its gains are what to expect."""
+        self.grown = [self._grow(row, rows.texts[row]) for row in rows.live]
+        return [
+            Outlook(self.name, 0, max(grown.gains, default=0.0), free=True, gains=grown.gains) for grown in self.grown
+        ]
+
+    def propose(self, rows: Rows, length: int) -> Draft:
+        """The best `length` tokens of every row's tree."""
+        draft = Draft.from_lists([grown.tokens[:length] for grown in self.grown])
+        if not self.trees:
+            return draft
+        return Draft(draft.tokens, draft.counts, parents=[grown.parents[:length] for grown in self.grown])
+
+    def learn(self, blocks: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Note how good the guesses along the target's own path were, then remember its new ones."""
+        memory = self.memory
+        for index, (block, found) in enumerate(zip(blocks, successors, strict=True)):
+            if index < len(self.grown):
+                self._measure(self.grown[index], block, found)
+            for token, best in zip(block, found, strict=False):
+                memory.successors[token] = tuple(best)
+
+    def _measure(self, grown: Grown, block: Sequence[int], found: Sequence[Sequence[int]]) -> None:
+        at = 0
+        while True:
+            said, guesses = found[at][0], self.memory.successors.get(block[at], ())
+            if at == 0 and grown.bucket:
+                self.memory.matches[grown.bucket].update(said == grown.copied)
+            if not (at == 0 and grown.bucket and said == grown.copied):
+                for rate, guess in zip(self.memory.ranks, guesses, strict=False):
+                    rate.update(guess == said)
+            drafted = range(len(block) - 1)
+            step = next((node for node in drafted if grown.parents[node] == at - 1 and block[node + 1] == said), None)
+            if step is None:
+                return
+            at = step + 1
+
+    def _grow(self, row: int, text: Sequence[int]) -> Grown:
+        """Grow a tree (a chain where trees can't be verified) from the text's end, the likeliest token first."""
+        index = self.indexes[row]
+        index.update(text)
+        place, match = index.find(text)
+        bucket = next((least for least, _ in BUCKETS if match >= least), 0)
+        trust = self.memory.matches[bucket].value if bucket else 0.0
+        ranks = [rate.value for rate in self.memory.ranks]
+        grown = Grown([], [], [], bucket, text[place] if bucket else -1)
+        # (minus its chance, order of arrival, parent, token, where the lookup goes on or -1)
+        waiting: list[tuple[float, int, int, int, int]] = []
+        arrived = 0
+
+        def offer(parent: int, token: int, chance: float, source: int) -> None:
+            nonlocal arrived
+            copied = text[source] if 0 <= source < len(text) else -1
+            share = trust if copied >= 0 else 0.0
+            if copied >= 0:
+                heapq.heappush(waiting, (-chance * share, arrived, parent, copied, source + 1))
+                arrived += 1
+            for rank, successor in enumerate(self.memory.successors.get(token, ())):
+                likely = chance * (1.0 - share) * ranks[rank]
+                if successor != copied and likely >= LEAST:
+                    heapq.heappush(waiting, (-likely, arrived, parent, successor, -1))
+                    arrived += 1
+
+        offer(-1, text[-1], 1.0, place if bucket else -1)
+        while waiting and len(grown.tokens) < MOST_NODES:
+            chance, _, parent, token, source = heapq.heappop(waiting)
+            if -chance < LEAST:
+                break
+            if not self.trees:
+                waiting.clear()
+            grown.tokens.append(token)
+            grown.parents.append(parent)
+            grown.gains.append(-chance)
+            if token not in self.end_tokens:
+                offer(len(grown.tokens) - 1, token, -chance, source)
+        return grown

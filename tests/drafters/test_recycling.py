@@ -1,0 +1,230 @@
+"""Recycled successors and trees: the text is plain decoding's, what is learnt is true, what is proposed is the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+import hf_specdec
+from hf_specdec import Draft, Drafter, SpecConfig
+from hf_specdec.drafters import recycling
+from hf_specdec.drafters.base import DraftContext
+from hf_specdec.drafters.recycling import MOST_NODES, SUCCESSORS, Grown, Memory, Recycling
+from hf_specdec.engine.rows import Rows
+from tests.plain import assert_sound, ends_apart, new_tokens, options, plain_texts
+from tests.tiny import ARCHITECTURES, ragged_prompts, tiny_model
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class RandomTree(Drafter):
+    """Random trees whose tokens come from the right text with some chance: every shape, every outcome."""
+
+    name = "random_tree"
+
+    def __init__(self, texts: list[list[int]], chance: float) -> None:
+        self.texts, self.chance = texts, chance
+
+    def start(self, context: DraftContext) -> None:
+        assert context.trees
+        self.generator = torch.Generator().manual_seed(0)
+
+    def pick(self, high: int) -> int:
+        return int(torch.randint(0, high, (), generator=self.generator))
+
+    def propose(self, rows: Rows, length: int) -> Draft:
+        tokens, parents = [], []
+        for row in rows.live:
+            known = self.texts[row][rows.num_new(row) :]
+            line: list[int] = []
+            above: list[int] = []
+            depth: list[int] = []
+            for index in range(self.pick(length + 1)):
+                parent = self.pick(index + 1) - 1
+                level = 0 if parent < 0 else depth[parent] + 1
+                right = level < len(known) and float(torch.rand((), generator=self.generator)) < self.chance
+                line.append(known[level] if right else self.pick(97))
+                above.append(parent)
+                depth.append(level)
+            tokens.append(line)
+            parents.append(above)
+        draft = Draft.from_lists(tokens)
+        return Draft(draft.tokens, draft.counts, parents=parents)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_any_tree_gives_the_text_of_plain_generate(name: str, rows: int, chance: float) -> None:
+    model, prompts = tiny_model(name), ragged_prompts(rows)
+    texts = plain_texts(model, prompts)
+    changes = {"eos_token_id": ends_apart(texts), "pad_token_id": 5} if rows == 3 else {}
+    expected = plain_texts(model, prompts, **changes)
+    config = SpecConfig(drafter=RandomTree(texts, chance), num_draft_tokens=9, draft_length="fixed")
+    output = hf_specdec.generate(model, **prompts, **options(**changes), speculative=config)
+    assert new_tokens(output, prompts) == expected
+    stats = hf_specdec.last_stats(model)
+    assert stats is not None
+    assert stats.fallback_reason is None
+    assert_sound(stats)
+    if chance:
+        assert stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sampled_text_does_not_depend_on_the_tree(rows: int, temperature: float) -> None:
+    """Sample-match with noise by position: on a tree, on a chain, and without a draft, the same tokens."""
+    model, prompts = tiny_model(), ragged_prompts(rows)
+    settings = options(do_sample=True, temperature=temperature, top_k=20, top_p=0.95)
+    texts = []
+    alone = hf_specdec.generate(model, **prompts, **settings, speculative=SpecConfig(drafter="none", seed=3))
+    known = new_tokens(alone, prompts)
+    for drafter in (RandomTree(known, 0.8), Recycling(), "prompt_lookup"):
+        config = SpecConfig(drafter=drafter, seed=3, num_draft_tokens=9, draft_length="fixed")
+        texts.append(hf_specdec.generate(model, **prompts, **settings, speculative=config))
+    assert all(torch.equal(text, alone) for text in texts)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("length", ["adaptive", "fixed"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_recycling_gives_the_text_of_plain_generate(name: str, length: str, rows: int) -> None:
+    model, prompts = tiny_model(name), ragged_prompts(rows)
+    config = SpecConfig(drafter="recycling", num_draft_tokens=8, draft_length=length)
+    for _ in range(2):  # the second time with what the first has learnt
+        output = hf_specdec.generate(model, **prompts, **options(max_new_tokens=48), speculative=config)
+        assert new_tokens(output, prompts) == plain_texts(model, prompts, max_new_tokens=48)
+        stats = hf_specdec.last_stats(model)
+        assert stats is not None
+        assert_sound(stats)
+    if length == "fixed":
+        assert stats.num_accepted_draft_tokens > 0
+
+
+class Odd(LogitsProcessor):
+    """Reads the prefix: a tree has no single one."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, int(input_ids[0, -1]) % 2 :: 2] -= 1.0
+        return scores
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 3},
+        {"logits_processor": [Odd()]},
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"return_dict_in_generate": True, "output_hidden_states": True},
+    ],
+)
+def test_where_trees_cannot_be_verified_it_drafts_chains(changes: dict[str, Any]) -> None:
+    model, prompts = tiny_model(), ragged_prompts(1)
+    config = SpecConfig(drafter=Recycling(), num_draft_tokens=6, draft_length="fixed")
+    output = hf_specdec.generate(model, **prompts, **options(**changes), speculative=config)
+    expected = model.generate(**prompts, **options(**changes))
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    assert torch.equal(sequences, expected if isinstance(expected, torch.Tensor) else expected.sequences)
+    stats = hf_specdec.last_stats(model)
+    assert stats is not None
+    assert stats.fallback_reason is None
+    assert stats.num_draft_tokens > 0
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "too few parents": ([[-1, 0]], "parent of each"),
+    "a parent behind its child": ([[1, -1, 0]], "earlier draft token"),
+    "no such parent": ([[-1, -2, 0]], "earlier draft token"),
+    "rows missing": ([], "parent of each"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_tree_that_is_none_costs_the_draft_only(wrong: str) -> None:
+    parents, reason = WRONG[wrong]
+
+    class Wrong(Drafter):
+        def propose(self, rows: Rows, length: int) -> Draft:
+            return Draft(torch.ones(1, 3, dtype=torch.long), [3], parents=parents)
+
+    model, prompts = tiny_model(), ragged_prompts(1)
+    config = SpecConfig(drafter=Wrong(), num_draft_tokens=3, draft_length="fixed")
+    output = hf_specdec.generate(model, **prompts, **options(), speculative=config)
+    assert new_tokens(output, prompts) == plain_texts(model, prompts)
+    assert reason in str(hf_specdec.last_stats(model).fallback_reason)  # type: ignore[union-attr]
+
+
+def test_what_is_learnt_is_what_the_target_says() -> None:
+    model, prompts = tiny_model(), ragged_prompts(1)
+    config = SpecConfig(drafter="recycling", num_draft_tokens=8, draft_length="fixed")
+    text = hf_specdec.generate(model, **prompts, **options(), speculative=config)[0]
+    memory = recycling._MEMORIES[model]
+    logits = model(text[None]).logits[0]
+    seen = {}
+    for position in range(24, len(text) - 2):  # what was read last counts
+        seen[int(text[position])] = tuple(logits[position].topk(SUCCESSORS).indices.tolist())
+    last = {token: best for token, best in seen.items() if memory.successors[token] == best}
+    assert len(last) >= len(seen) // 2  # tokens that a rejected branch has read since say something else
+    assert all(len(best) <= SUCCESSORS for best in memory.successors.values())
+    assert all(0.0 <= rate.value <= 1.0 for rate in memory.ranks)
+
+
+def grow(memory: Memory, text: list[int], trees: bool = True) -> Grown:
+    drafter = Recycling()
+    drafter.memory, drafter.trees, drafter.end_tokens = memory, trees, frozenset({9})
+    drafter.indexes = [recycling.Index(4)]
+    return drafter._grow(0, text)
+
+
+def test_the_likeliest_tokens_come_first_and_parents_before_children() -> None:
+    memory = Memory(successors={1: (2, 3), 2: (4, 9), 3: (5,), 9: (1,)})
+    grown = grow(memory, [7, 8, 1])
+    assert grown.gains == sorted(grown.gains, reverse=True)
+    assert all(parent < index for index, parent in enumerate(grown.parents))
+    assert grown.tokens[0] == 2
+    assert grown.parents[0] == -1
+    assert 9 not in [grown.tokens[parent] for parent in grown.parents if parent >= 0], "nothing follows an end token"
+    assert len(grown.tokens) <= MOST_NODES
+    chances: dict[int, float] = {}
+    for parent, gain in zip(grown.parents, grown.gains, strict=True):
+        chances[parent] = chances.get(parent, 0.0) + gain
+    assert all(total <= (1.0 if parent < 0 else grown.gains[parent]) + 1e-9 for parent, total in chances.items())
+
+
+def test_a_lookup_is_a_branch_of_the_tree() -> None:
+    grown = grow(Memory(successors={3: (7, 8)}), [1, 2, 3, 4, 5, 6, 1, 2, 3])
+    assert grown.tokens[0] == 4 == grown.copied
+    assert {7, 8} & set(grown.tokens)
+    path, at = [], -1
+    while at in grown.parents:
+        at = grown.parents.index(at)
+        path.append(grown.tokens[at])
+    assert path[:3] == [4, 5, 6]
+
+
+def test_a_chain_has_one_branch() -> None:
+    memory = Memory(successors={1: (2, 3), 2: (4, 5), 4: (6,)})
+    grown = grow(memory, [7, 1], trees=False)
+    assert grown.tokens == [2, 4, 6]
+    assert grown.parents == [-1, 0, 1]
+
+
+def test_nothing_known_is_nothing_drafted() -> None:
+    assert grow(Memory(), [1, 2, 3]).tokens == []
+
+
+def test_rates_follow_the_outcomes() -> None:
+    rate = recycling.Rate(0.5)
+    for _ in range(200):
+        rate.update(True)
+    assert rate.value > 0.9
+    for _ in range(600):
+        rate.update(False)
+    assert rate.value < 0.1
