@@ -129,6 +129,7 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
                 "transformers_vs_plain": plain / found["transformers"][0],
                 "ours_vs_transformers": found["transformers"][0] / found["ours"][0],
                 "same_text": torch.equal(found["ours"][1], found["plain"][1]),
+                "transformers_same_text": torch.equal(found["transformers"][1], found["plain"][1]),
                 "logit_gap": logit_gap(model, found["ours"][1], found["plain"][1]),
                 "acceptance_length": stats.mean_acceptance_length,
                 "drafted_rounds": 1 - stats.steps_by_source.get("none", 0) / max(stats.num_spec_steps, 1),
@@ -141,6 +142,7 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
         name: {key: spread([each[key] for each in group]) for key in keys}
         | {
             "same_text": f"{sum(each['same_text'] for each in group)}/{len(group)}",
+            "transformers_same_text": f"{sum(each['transformers_same_text'] for each in group)}/{len(group)}",
             "logit_gaps": sorted(each["logit_gap"] for each in group if each["logit_gap"] is not None),
             "worst": min(each["ours_vs_plain"] for each in group),
         }
