@@ -193,8 +193,8 @@ class Generation:
         if self.logits.impure:
             self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
             counts = torch.zeros_like(counts)
-        decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree)
-        top = self._successors(scores)
+        decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree and tree.to(device))
+        top = self._successors(logits)
         known = decision.to_host(counts, tokens, draft.healthy, top)
         if not known.healthy:
             self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
@@ -215,15 +215,15 @@ class Generation:
                 [first, *guess[:count]]
                 for first, guess, count in zip(firsts, known.guesses, known.drafted, strict=True)
             ]
-            self._tell_drafter("learn", blocks, known.successors)
+            self._tell_drafter("learn", blocks, known.successors, emitted)
         self._emit(emitted, scores, logits, output, lengths, accepted)
         self.tried = _tried(known, parents)
         return known.drafted, accepted, known.guesses
 
-    def _successors(self, scores: Tensor) -> Tensor | None:
+    def _successors(self, logits: Tensor) -> Tensor | None:
         """The target's most likely tokens at every position, if the drafter learns from them."""
         number = getattr(self.drafter, "num_successors", 0)
-        return scores.topk(min(number, scores.shape[-1])).indices if number else None
+        return logits.topk(min(number, logits.shape[-1])).indices if number else None
 
     def _fitting(self, draft: Draft) -> list[int]:
         """Draft tokens of each row that it has use and positions for."""
@@ -350,7 +350,8 @@ def _tried(known: HostDecision, parents: Sequence[Sequence[int]] | None) -> list
     if parents is None:
         return [min(kept + 1, count) for kept, count in zip(known.accepted, known.drafted, strict=True)]
     ends = [path[-1] - 1 if path else -1 for path in known.paths]
-    return [kept + (end in row) for kept, end, row in zip(known.accepted, ends, parents, strict=True)]
+    real = [row[:count] for row, count in zip(parents, known.drafted, strict=True)]
+    return [kept + (end in row) for kept, end, row in zip(known.accepted, ends, real, strict=True)]
 
 
 def _now() -> float:

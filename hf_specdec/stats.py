@@ -16,7 +16,8 @@ class StepEvent:
     Attributes:
         step: Number of the round, from 0 (the prefill).
         rows: Index in the batch of every row that took part.
-        drafted: Draft tokens of each row, in the order of `rows`.
+        drafted: Draft tokens of each row, in the order of `rows`. A tree is given flat, its branches mixed; which of its
+            tokens were accepted is then told by `emitted` alone.
         accepted: How many of them each row accepted.
         emitted: Tokens each row emitted: its accepted draft tokens, then a bonus or corrected token, cut at a stop.
         source: Which drafter proposed, for each row.

@@ -127,12 +127,18 @@ class Drafter(ABC):
             length: Most tokens to draft.
         """
 
-    def learn(self, blocks: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+    def learn(
+        self,
+        blocks: Sequence[Sequence[int]],
+        successors: Sequence[Sequence[Sequence[int]]],
+        said: Sequence[Sequence[int]],
+    ) -> None:
         """Hear what the target would have said behind every verified token, rejected ones included.
 
         Args:
             blocks: For each live row the tokens that were read: the last token, then the draft.
             successors: For each of them the target's `num_successors` most likely next tokens, best first.
+            said: For each live row what the target did say: the accepted draft tokens and the one behind them.
         """
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
@@ -162,22 +168,24 @@ def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch
         raise ValueError(
             f"draft probabilities must be [{rows}, {shape[1]}, {vocabulary}], got {tuple(draft.probs.shape)}"
         )
+    parents = None
     if draft.parents is not None:
-        _check_tree(draft, rows, whole, trees)
+        parents = [[operator.index(parent) for parent in row] for row in draft.parents]
+        _check_tree(parents, draft.probs is not None, rows, whole, trees)
     counts = [min(count, length) for count in whole]
     probs = None if draft.probs is None else draft.probs.to(device, torch.float32)
     healthy = None if draft.healthy is None else torch.as_tensor(draft.healthy, device=device).all()
-    parents = (
-        None if draft.parents is None else [row[:count] for row, count in zip(draft.parents, counts, strict=True)]
-    )
+    if parents is not None:
+        parents = [row[:count] for row, count in zip(parents, counts, strict=True)]
     return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, parents, healthy)
 
 
-def _check_tree(draft: Draft, rows: int, counts: Sequence[int], trees: bool) -> None:
-    parents = draft.parents or []
+def _check_tree(
+    parents: Sequence[Sequence[int]], sampled: bool, rows: int, counts: Sequence[int], trees: bool
+) -> None:
     if not trees:
         raise ValueError("trees can't be verified in this generation (`DraftContext.trees` is False)")
-    if draft.probs is not None:
+    if sampled:
         raise ValueError("a tree must be deterministic: `probs` must be None")
     if len(parents) != rows or [len(row) for row in parents] != list(counts):
         raise ValueError(f"a tree needs the parent of each draft token: {list(counts)}, got {list(map(len, parents))}")

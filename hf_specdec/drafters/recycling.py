@@ -105,9 +105,7 @@ class Recycling(Drafter):
         known = self.memory.successors
         for text in context.rows.texts:
             for token, following in zip(text, text[1:], strict=False):
-                old = known.get(token, ())
-                if following not in old:
-                    known[token] = (following, *old)[:SUCCESSORS]
+                known.setdefault(token, (following,))  # what the target has said itself is better
 
     def outlook(self, rows: Rows) -> list[Outlook]:
         """Grow every row's tree: its gains are what to expect."""
@@ -123,29 +121,41 @@ class Recycling(Drafter):
             return draft
         return Draft(draft.tokens, draft.counts, parents=[grown.parents[:length] for grown in self.grown])
 
-    def learn(self, blocks: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+    def learn(
+        self,
+        blocks: Sequence[Sequence[int]],
+        successors: Sequence[Sequence[Sequence[int]]],
+        said: Sequence[Sequence[int]],
+    ) -> None:
         """Note how good the guesses along the target's own path were, then remember its new ones."""
-        memory = self.memory
-        for index, (block, found) in enumerate(zip(blocks, successors, strict=True)):
-            if index < len(self.grown):
-                self._measure(self.grown[index], block, found)
-            for token, best in zip(block, found, strict=False):
-                memory.successors[token] = tuple(best)
+        paths = [self._measure(index, block, new) for index, (block, new) in enumerate(zip(blocks, said, strict=True))]
+        known = self.memory.successors
+        for block, found, path in zip(blocks, successors, paths, strict=True):
+            # what was read on the path that stayed is stored last: it is what the text really goes on from
+            rejected = [at for at in range(len(block)) if at not in path]
+            for at in [*rejected, *path]:
+                known[block[at]] = tuple(found[at])
+        self.grown = []
 
-    def _measure(self, grown: Grown, block: Sequence[int], found: Sequence[Sequence[int]]) -> None:
-        at = 0
-        while True:
-            said, guesses = found[at][0], self.memory.successors.get(block[at], ())
+    def _measure(self, index: int, block: Sequence[int], said: Sequence[int]) -> list[int]:
+        """Count the guesses that were right along what the target said; the block indices on that path."""
+        grown = self.grown[index] if index < len(self.grown) else Grown([], [], [])
+        path, at = [0], 0
+        for token in said:
+            guesses = self.memory.successors.get(block[at], ())
+            copied = at == 0 and grown.bucket and token == grown.copied
             if at == 0 and grown.bucket:
-                self.memory.matches[grown.bucket].update(said == grown.copied)
-            if not (at == 0 and grown.bucket and said == grown.copied):
+                self.memory.matches[grown.bucket].update(token == grown.copied)
+            if not copied:
                 for rate, guess in zip(self.memory.ranks, guesses, strict=False):
-                    rate.update(guess == said)
-            drafted = range(len(block) - 1)
-            step = next((node for node in drafted if grown.parents[node] == at - 1 and block[node + 1] == said), None)
+                    rate.update(guess == token)
+            drafted = range(min(len(block) - 1, len(grown.parents)))
+            step = next((node for node in drafted if grown.parents[node] == at - 1 and block[node + 1] == token), None)
             if step is None:
-                return
+                break
             at = step + 1
+            path.append(at)
+        return path
 
     def _grow(self, row: int, text: Sequence[int]) -> Grown:
         """Grow a tree (a chain where trees can't be verified) from the text's end, the likeliest token first."""

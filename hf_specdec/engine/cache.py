@@ -116,9 +116,12 @@ class RowCache(Cache):  # type: ignore[misc]
         target = starts + torch.tensor(straight)
         source = starts + torch.tensor([[*path, *straight[len(path) :]] for path in paths])
         rows = torch.arange(len(paths))[:, None]
+        placed: dict[torch.device, tuple[Tensor, ...]] = {}
         for layer in self.layers:
             device = layer.keys.device
-            at, to, of = source.to(device), target.to(device), rows.to(device)
+            if device not in placed:
+                placed[device] = (source.to(device), target.to(device), rows.to(device))
+            at, to, of = placed[device]
             layer.keys[of, :, to] = layer.keys[of, :, at]
             layer.values[of, :, to] = layer.values[of, :, at]
 

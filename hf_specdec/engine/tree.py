@@ -6,6 +6,7 @@ stands in front of it. A chain is the tree in which every token's parent is its 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -49,6 +50,15 @@ class Tree:
         self.ancestors = torch.tensor(sees, device=device)
         self.deepest = max(map(max, depth), default=0)
 
+    def to(self, device: torch.device) -> Tree:
+        """The same tree on another device."""
+        if device == self.depth.device:
+            return self
+        moved = copy.copy(self)
+        moved.parents, moved.depth = self.parents.to(device), self.depth.to(device)
+        moved.ancestors = self.ancestors.to(device)
+        return moved
+
 
 def depths(parents: Sequence[int]) -> list[int]:
     """Depth of each draft token: 1 behind the root."""
@@ -56,11 +66,6 @@ def depths(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
     return found
-
-
-def within(parents: Sequence[int], deepest: int) -> list[int]:
-    """Draft tokens of depth `deepest` or less, in order: what is left of a tree that may not grow further."""
-    return [index for index, depth in enumerate(depths(parents)) if depth <= deepest]
 
 
 def accept_path(chosen: Tensor, draft: Tensor, counts: Tensor, tree: Tree) -> tuple[Tensor, Tensor, Tensor]:

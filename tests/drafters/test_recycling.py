@@ -142,6 +142,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "too few parents": ([[-1, 0]], "parent of each"),
     "a parent behind its child": ([[1, -1, 0]], "earlier draft token"),
     "no such parent": ([[-1, -2, 0]], "earlier draft token"),
+    "no whole numbers": ([[-1.0, 0.0, 0.0]], "TypeError"),
     "rows missing": ([], "parent of each"),
 }
 
@@ -228,3 +229,54 @@ def test_rates_follow_the_outcomes() -> None:
     for _ in range(600):
         rate.update(False)
     assert rate.value < 0.1
+
+
+def drafter_with(memory: Memory) -> Recycling:
+    drafter = Recycling()
+    drafter.memory, drafter.trees, drafter.end_tokens, drafter.grown = memory, True, frozenset(), []
+    return drafter
+
+
+def test_guesses_are_measured_against_what_was_said_before_they_are_replaced() -> None:
+    """Not against the likeliest token (sampling says others), and not against what a neighbour has just taught."""
+    memory = Memory(successors={1: (2, 3)})
+    before = [rate.value for rate in memory.ranks[:2]]
+    drafter_with(memory).learn([[1], [1]], [[[5, 6]], [[5, 6]]], [[3], [3]])
+    assert memory.ranks[0].value < before[0]
+    assert memory.ranks[1].value > before[1]
+    assert memory.ranks[0].tried == pytest.approx(1 + recycling.DISCOUNT)
+    assert memory.successors[1] == (5, 6)
+
+
+def test_the_accepted_path_is_remembered_over_rejected_branches() -> None:
+    memory = Memory()
+    drafter = drafter_with(memory)
+    drafter.grown = [Grown([7, 8, 7], [-1, -1, 1], [0.5, 0.3, 0.2])]
+    drafter.learn([[1, 7, 8, 7]], [[[8], [90], [7], [91]]], [[8, 7, 91]])
+    assert memory.successors[7] == (91,)
+    drafter.grown = [Grown([7, 8, 7], [-1, -1, 1], [0.5, 0.3, 0.2])]
+    drafter.learn([[1, 7, 8, 7]], [[[7], [90], [7], [91]]], [[7, 90]])
+    assert memory.successors[7] == (90,)
+
+
+def test_a_prompt_does_not_overwrite_what_was_learnt() -> None:
+    model, ids = tiny_model(), torch.tensor([[5, 6, 5, 7]])
+    recycling._MEMORIES[model] = Memory(successors={5: (40, 41)})
+    config = SpecConfig(drafter="recycling", num_draft_tokens=1, draft_length="fixed")
+    hf_specdec.generate(model, ids, max_new_tokens=1, do_sample=False, speculative=config)
+    assert recycling._MEMORIES[model].successors[5] == (40, 41)
+    assert recycling._MEMORIES[model].successors[6] == (5,)
+
+
+def test_a_tree_cut_to_nothing_was_not_tried() -> None:
+    class Beyond(Drafter):
+        def propose(self, rows: Rows, length: int) -> Draft:
+            return Draft(torch.tensor([[500, 3]]), [2], parents=[[-1, -1]])
+
+    model, prompts = tiny_model(), ragged_prompts(1)
+    config = SpecConfig(drafter=Beyond(), num_draft_tokens=2, draft_length="fixed")
+    output = hf_specdec.generate(model, **prompts, **options(), speculative=config)
+    assert new_tokens(output, prompts) == plain_texts(model, prompts)
+    stats = hf_specdec.last_stats(model)
+    assert stats is not None
+    assert stats.num_draft_tokens == sum(stats.drafted_at) == 0
