@@ -23,8 +23,8 @@ class SpecConfig:
 
     Attributes:
         drafter: Where draft tokens come from: a name (`"prompt_lookup"`, `"recycling"`, `"draft_model"`, `"hybrid"`,
-            `"none"`), a
-            `Drafter` instance, or `None` to choose: `"hybrid"` with a draft model, else `"prompt_lookup"`.
+            `"none"`), a `Drafter` instance, or `None` to choose: `"hybrid"` with a draft model, else
+            `"prompt_lookup"`.
         draft_model: A causal language model with the target's token ids, its Hub id or its local path.
         num_draft_tokens: Tokens drafted a round; with `draft_length="adaptive"` the most that may be drafted.
             `None` means 16 (adaptive) or 5 (fixed); 0 switches speculation off.

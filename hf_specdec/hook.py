@@ -20,6 +20,7 @@ from transformers.generation import utils as native
 
 from .config import SpecConfig
 from .drafters.prompt_lookup import PromptLookup
+from .engine import compat
 from .errors import SpecDecError, UnsupportedModelError
 from .request import Request, native_reason, read_request
 from .routing import note_plain, remember, run, run_plainly
@@ -252,7 +253,7 @@ def decoder(
 
 def _native_method(model: Any, mode: Any) -> Callable[..., Any]:
     """Transformers' own method for a decoding mode, whether or not hooks are installed."""
-    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    kind = compat.model_class(model)
     name = "_sample" if mode in OURS else native.GENERATION_MODES_MAPPING[mode]
     method: Callable[..., Any] = getattr(kind, name)
     return method

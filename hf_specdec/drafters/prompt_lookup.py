@@ -61,6 +61,11 @@ def _match_length(text: Sequence[int], place: int, known: int) -> int:
     return known
 
 
+def bucket_of(match: int) -> tuple[int, float]:
+    """The bucket of a match's length and its prior acceptance; (0, 0.0) without any match."""
+    return next((bucket for bucket in BUCKETS if match >= bucket[0]), (0, 0.0))
+
+
 class PromptLookup(Drafter):
     """Draft by copying what followed the longest earlier match of the text's end. No model, no training.
 
@@ -100,10 +105,8 @@ class PromptLookup(Drafter):
         )
 
     def _expect(self, match: int) -> Outlook:
-        for least, acceptance in BUCKETS:
-            if match >= least:
-                return Outlook(self.name, least, acceptance, free=True)
-        return Outlook(self.name, acceptance=0.0, free=True)
+        least, acceptance = bucket_of(match)
+        return Outlook(self.name, least, acceptance, free=True)
 
     def _copy(self, text: Sequence[int], place: int, length: int) -> list[int]:
         draft: list[int] = []

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ..engine.rows import Rows
 from .base import Draft, DraftContext, Drafter, Outlook
-from .prompt_lookup import BUCKETS, Index
+from .prompt_lookup import BUCKETS, Index, bucket_of
 
 
 SUCCESSORS = 8
@@ -143,10 +143,10 @@ class Recycling(Drafter):
         path, at = [0], 0
         for token in said:
             guesses = self.memory.successors.get(block[at], ())
-            copied = at == 0 and grown.bucket and token == grown.copied
-            if at == 0 and grown.bucket:
+            looked_up = at == 0 and grown.bucket > 0
+            if looked_up:
                 self.memory.matches[grown.bucket].update(token == grown.copied)
-            if not copied:
+            if not (looked_up and token == grown.copied):
                 for rate, guess in zip(self.memory.ranks, guesses, strict=False):
                     rate.update(guess == token)
             drafted = range(min(len(block) - 1, len(grown.parents)))
@@ -162,7 +162,7 @@ class Recycling(Drafter):
         index = self.indexes[row]
         index.update(text)
         place, match = index.find(text)
-        bucket = next((least for least, _ in BUCKETS if match >= least), 0)
+        bucket, _ = bucket_of(match)
         trust = self.memory.matches[bucket].value if bucket else 0.0
         ranks = [rate.value for rate in self.memory.ranks]
         grown = Grown([], [], [], bucket, text[place] if bucket else -1)

@@ -112,10 +112,10 @@ class RowCache(Cache):  # type: ignore[misc]
         straight = list(range(1, longest + 1))
         if all(list(path) == straight[: len(path)] for path in paths):
             return
-        starts = torch.tensor(self.lengths)[:, None]
-        target = starts + torch.tensor(straight)
-        source = starts + torch.tensor([[*path, *straight[len(path) :]] for path in paths])
-        rows = torch.arange(len(paths))[:, None]
+        starts = torch.tensor(self.lengths, device="cpu")[:, None]
+        target = starts + torch.tensor(straight, device="cpu")
+        source = starts + torch.tensor([[*path, *straight[len(path) :]] for path in paths], device="cpu")
+        rows = torch.arange(len(paths), device="cpu")[:, None]
         placed: dict[torch.device, tuple[Tensor, ...]] = {}
         for layer in self.layers:
             device = layer.keys.device

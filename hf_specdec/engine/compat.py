@@ -28,6 +28,12 @@ PLAIN_MODULES |= {"transformers.activations"}
 PACKAGES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 
 
+def model_class(model: Any) -> type[Any]:
+    """The class that Transformers or the user gave a model, also where `enable(model)` has put a subclass over it."""
+    kind: type[Any] = getattr(type(model), "_hf_specdec_base", type(model))
+    return kind
+
+
 def seq_length(cache: Any) -> int:
     """Tokens a row in a Transformers cache."""
     return int(cache.get_seq_length()) if len(cache.layers) else 0
@@ -74,7 +80,7 @@ def max_positions(model: Any) -> int | None:
 
 def decoding_loop_reason(model: Any) -> str | None:
     """Why a model's class must keep its own decoding loop, or `None` if it has the usual one."""
-    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    kind = model_class(model)
     return None if kind._sample is GenerationMixin._sample else f"{kind.__name__} has a decoding loop of its own"
 
 
@@ -89,7 +95,7 @@ def row_forward_reason(model: Any) -> str | None:
         return "multimodal models are not sped up yet"
     if "position_ids" not in forward_parameters(model):
         return "its forward takes no `position_ids`"
-    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    kind = model_class(model)
     prepares = kind.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     if prepares and kind.__name__ not in ROTARY_PREPARERS:
         return f"{kind.__name__} prepares its inputs in a way of its own"
@@ -161,7 +167,7 @@ def altered_reason(model: Any, home: str) -> str | None:
         return "a global forward hook is set"
     known = set()
     for module in model.modules():
-        kind = getattr(type(module), "_hf_specdec_base", type(module))
+        kind = model_class(module)
         if kind not in known:
             if kind.__module__ != home and kind.__module__ not in PLAIN_MODULES:
                 return f"it has a {kind.__module__}.{kind.__name__}"

@@ -198,7 +198,7 @@ class LeanForward:
 
 def unsupported_reason(model: Any) -> str | None:
     """Why a model's own forward has to run, or `None`."""
-    kind = getattr(type(model), "_hf_specdec_base", type(model))
+    kind = compat.model_class(model)
     family = kind.__name__.removesuffix("ForCausalLM")
     home = _home(model)
     if family not in FAMILIES or kind.__module__ != home:
@@ -231,8 +231,7 @@ def unsupported_reason(model: Any) -> str | None:
 
 def _home(model: Any) -> str:
     """The Transformers module that would define a model of this family."""
-    kind = getattr(type(model), "_hf_specdec_base", type(model))
-    family = kind.__name__.removesuffix("ForCausalLM").lower()
+    family = compat.model_class(model).__name__.removesuffix("ForCausalLM").lower()
     return f"transformers.models.{family}.modeling_{family}"
 
 
