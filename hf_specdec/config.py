@@ -37,6 +37,9 @@ class SpecConfig:
         draft_device: Device to load `draft_model` on when it is an id or a path; `None` means the target's.
         strict: Raise where the default decodes plainly and logs a reason.
         on_step: Called with a `StepEvent` after every round.
+        compile: Compile the forwards of target and draft model with `torch.compile`. The first calls take longer, by
+            tens of seconds for each kind of shape; what was compiled serves every later call. Where it can't be
+            compiled (a CPU needs a C++ compiler), the model runs as it is, and a reason is logged.
     """
 
     drafter: Any = None
@@ -48,6 +51,7 @@ class SpecConfig:
     draft_device: Any = None
     strict: bool = False
     on_step: Callable[[StepEvent], None] | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.draft_length not in DRAFT_LENGTHS:
@@ -59,6 +63,8 @@ class SpecConfig:
             raise SpecDecError(f"`num_draft_tokens` must be an integer from 0 to 128 or None, got {number!r}.")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise SpecDecError(f"`seed` must be an integer or None, got {self.seed!r}.")
+        if not isinstance(self.compile, bool):
+            raise SpecDecError(f"`compile` must be True or False, got {self.compile!r}.")
         if self.on_step is not None and not callable(self.on_step):
             raise SpecDecError(f"`on_step` must be a callable taking a StepEvent, got {self.on_step!r}.")
 

@@ -21,11 +21,13 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from .config import SpecConfig
 from .drafters.base import Draft, DraftContext, Drafter, Outlook, checked
 from .engine import compat
+from .engine.cache import upload
+from .engine.clock import now
+from .engine.fast import tally
 from .engine.forward import RowModel
 from .engine.handover import Handover
 from .engine.length import AdaptiveLength, FixedLength, controller
 from .engine.logits import BlockLogits
-from .engine.products import seconds_spent
 from .engine.records import Records
 from .engine.rows import Rows
 from .engine.sampling import HostDecision, Sampler
@@ -68,7 +70,7 @@ class Generation:
         self.stopper = Stopper(criteria, ends)
         self.logits = BlockLogits(call.logits_processor)
         reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
-        self.target = RowModel(model, len(self.rows.texts), reserve)
+        self.target = RowModel(model, len(self.rows.texts), reserve, config.compile)
         real = torch.ones(call.input_ids.shape, device="cpu") if keep is None else keep.cpu()
         places = [row.nonzero()[:, 0] for row in real]
         self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))
@@ -86,12 +88,14 @@ class Generation:
 
     def run(self) -> Tensor | SpecOutput:
         """Generate until every row has stopped."""
-        began = time.perf_counter()
+        began, before = time.perf_counter(), tally()
         self._prefill()
         while self.rows.live:
             self._round()
         self.stream.end()
         self.stats.total_seconds = time.perf_counter() - began
+        self.stats.graph_replays, self.stats.compiled_forwards, self.stats.capture_seconds = tally().since(before)
+        self.stats.eager_reason = None if self.target.fast is None else self.target.fast.reason
         return self._output()
 
     def _prefill(self) -> None:
@@ -121,13 +125,13 @@ class Generation:
 
     def _round(self) -> None:
         """Draft, verify, commit, report."""
-        began = _now()
+        began = now()
         draft, outlook = self._propose()
-        drafted_by = _now()
+        drafted_by = now()
         rows, step = list(self.rows.live), self.stats.num_target_forwards
         width = draft.tokens.shape[1] + 1
         drafted, accepted, tokens = self._verify(draft)
-        verified_by = _now()
+        verified_by = now()
         self.length.observe(
             [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
             self.tried, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
@@ -178,8 +182,8 @@ class Generation:
         width = max(host_counts)
         tokens = draft.tokens[:, :width].to(device)  # a draft of nothing isn't there yet
         probs = None if draft.probs is None else draft.probs[:, :width]
-        tokens, counts = self._sound(tokens, torch.tensor(host_counts, device=device), probs)
-        last = torch.tensor([rows.texts[row][-1] for row in rows.live], device=device)
+        tokens, counts = self._sound(tokens, upload(host_counts, device), probs)
+        last = upload([rows.texts[row][-1] for row in rows.live], device)
         block = torch.cat([last[:, None], tokens], dim=1).to(self.target.device)
         lengths = list(self.target.cache.lengths)
         parents = draft.parents and [row[:count] for row, count in zip(draft.parents, host_counts, strict=True)]
@@ -298,6 +302,7 @@ class Generation:
             context = DraftContext(
                 self.model, self.rows, scores.device, self.vocabulary, self.stopper.end_tokens,
                 bool(self.settings.do_sample), self.logits, self.sampler.shared_noise, self.sampler.generator, self.trees,
+                self.config.compile,
             )  # fmt: skip
             self._tell_drafter("start", context)
 
@@ -352,11 +357,6 @@ def _tried(known: HostDecision, parents: Sequence[Sequence[int]] | None) -> list
     ends = [path[-1] - 1 if path else -1 for path in known.paths]
     real = [row[:count] for row, count in zip(parents, known.drafted, strict=True)]
     return [kept + (end in row) for kept, end, row in zip(known.accepted, ends, real, strict=True)]
-
-
-def _now() -> float:
-    """Seconds on a clock that stands still while matrix products are being measured."""
-    return time.perf_counter() - seconds_spent()
 
 
 def _name(drafter: Any) -> str:

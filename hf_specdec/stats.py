@@ -58,6 +58,12 @@ class SpecStats:
         num_target_forwards: Forward passes of the target, the prefill included.
         lean_forward: Whether the target ran without the module calls around its operations
             (`HF_SPECDEC_LEAN=0` forbids it), which speeds up every forward, drafts or not.
+        graph_replays: Forwards of target or draft model, or whole drafts, that were replayed from a CUDA graph
+            (`HF_SPECDEC_GRAPHS=0` forbids it).
+        compiled_forwards: Forwards that ran code compiled for `SpecConfig.compile`, those inside graphs not counted.
+        capture_seconds: Wall time spent on capturing graphs and compiling; later calls profit from it.
+        eager_reason: Why the target's forwards were not captured or compiled although they were meant to be, or
+            `None`. The text is the same either way.
         acceptance_histogram: Steps that accepted 0, 1, 2 … draft tokens.
         drafted_at: Steps in which a draft token stood at position 1, 2, … and every earlier one was accepted.
         accepted_at: How many of those were accepted.
@@ -82,6 +88,10 @@ class SpecStats:
     num_emitted_tokens: int = 0
     num_target_forwards: int = 0
     lean_forward: bool = False
+    graph_replays: int = 0
+    compiled_forwards: int = 0
+    capture_seconds: float = 0.0
+    eager_reason: str | None = None
     acceptance_histogram: list[int] = field(default_factory=list)
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)

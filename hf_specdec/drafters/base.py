@@ -84,6 +84,7 @@ class DraftContext:
         noise: Noise that drafts should share with the target (`verification="coupled"`), or `None`.
         generator: Source of randomness for sampled drafts.
         trees: Whether drafts may be trees: no processor reads the prefix, and no scores or states are recorded.
+        compile: Whether a draft model should be compiled (`SpecConfig.compile`).
     """
 
     target: Any
@@ -96,6 +97,7 @@ class DraftContext:
     noise: Noise | None
     generator: torch.Generator
     trees: bool = False
+    compile: bool = False
 
 
 class Drafter(ABC):

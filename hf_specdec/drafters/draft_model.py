@@ -48,7 +48,7 @@ class DraftModel(Drafter):
             )
         self.context = context
         reserve = max(map(len, context.rows.texts)) + min(context.rows.max_new_tokens, 256)
-        self.runner = RowModel(self.model, len(context.rows.live), reserve)
+        self.runner = RowModel(self.model, len(context.rows.live), reserve, context.compile)
         self.known = compat.text_config(self.model).vocab_size
         self.last: list[int] = [3] * len(context.rows.live)
         self.drafted_from: list[int] | None = None
@@ -70,6 +70,10 @@ class DraftModel(Drafter):
         if not any(counts):
             self.length = 0
             return Draft.from_lists([[]] * len(texts))
+        if chain := self._chain(texts, counts, length):
+            drafted, highest = chain
+            healthy = ~highest.isnan().any().to(self.context.device)
+            return Draft(drafted.to(self.context.device), counts, healthy=healthy)
         logits = self._catch_up(texts, counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -122,15 +126,36 @@ class DraftModel(Drafter):
         seen = [old if count else max(old - 1, 0) for old, count in zip(before, counts, strict=True)]
         self.runner.cache.roll_back(seen)
         pending = [
-            text[old:] if count else text[old : old + 1] for text, old, count in zip(texts, seen, counts, strict=True)
+            tokens if count else tokens[:1] for tokens, count in zip(self._unseen(texts, seen), counts, strict=True)
         ]
-        # an id that only the target has would be outside of the draft's embedding
-        pending = [[token if token < self.known else 0 for token in row] for row in pending]
         _, logits = self.runner.prefill(pending)
         self.runner.cache.roll_back(
             [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]
         )
         return self._fit(logits)
+
+    def _chain(
+        self, texts: Sequence[Sequence[int]], counts: Sequence[int], length: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Draft greedily in one go, where the runner can: tokens and their logits, `[rows, length]` both."""
+        context, cache = self.context, self.runner.cache
+        plain = not context.do_sample and not context.logits.processors and self.confidence_threshold is None
+        if self.runner.fast is None or not plain or not all(counts):
+            return None
+        pending = self._unseen(texts, cache.lengths)
+        if max(map(len, pending)) > 2:  # rounds without a draft; one token is left for the chain
+            self.runner.prefill([tokens[:-1] for tokens in pending])
+            pending = [tokens[-1:] for tokens in pending]
+        chain = self.runner.fast.chain(self.runner, pending, length, min(context.vocabulary, self.known))
+        if chain is not None:
+            cache.commit([len(tokens) + length - 1 for tokens in pending])
+        return chain
+
+    def _unseen(self, texts: Sequence[Sequence[int]], seen: Sequence[int]) -> list[list[int]]:
+        """What stands behind the first `seen` tokens; an id that only the target has is outside of the embedding."""
+        return [
+            [token if token < self.known else 0 for token in text[old:]] for text, old in zip(texts, seen, strict=True)
+        ]
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Cut or pad the draft's vocabulary to the target's: ids beyond either can't be drafted."""

@@ -98,8 +98,23 @@ class RowCache(Cache):  # type: ignore[misc]
         self.uniform = longest if min(self.lengths) == longest else None
         if self.uniform is not None:
             return ladder[None, longest : self.stop]
-        self.slots = torch.tensor(self.lengths, device=ladder.device)[:, None] + ladder[:width]
-        self.rows = ladder[: len(self.lengths), None].expand_as(self.slots)
+        return self.begin_at(ladder, upload(self.lengths, ladder.device), width, self.stop)
+
+    def begin_at(self, ladder: Tensor, lengths: Tensor, width: int, stop: int) -> Tensor:
+        """Prepare a forward whose offsets are on the device: nothing of it depends on `self.lengths`.
+
+        Args:
+            ladder: As in `begin`.
+            lengths: Committed slots of each row, int64 `[rows]`.
+            width: Tokens a row.
+            stop: Slots that the forward sees, at least one for every token; those behind a row's own are masked.
+
+        Returns:
+            The slot of every token, int64 `[rows, width]`.
+        """
+        self.stop, self.uniform = stop, None
+        self.slots = lengths[:, None] + ladder[:width]
+        self.rows = ladder[: lengths.shape[0], None].expand_as(self.slots)
         return self.slots
 
     def compact(self, paths: Sequence[Sequence[int]]) -> None:
@@ -139,9 +154,53 @@ class RowCache(Cache):  # type: ignore[misc]
         used = max(self.lengths, default=0)
         for layer in self.layers:
             if layer.is_initialized:
-                index = torch.tensor(rows, device=layer.keys.device)
-                layer.keys = _grown(layer.keys[index, :, :used], layer.keys.shape[2])
-                layer.values = _grown(layer.values[index, :, :used], layer.values.shape[2])
+                index = upload(rows, layer.keys.device)
+                for states in (layer.keys, layer.values):
+                    states[: len(rows), :, :used] = states[index, :, :used]
+                layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+
+    @property
+    def capacity(self) -> int:
+        """Slots that the buffers have; 0 before the first forward."""
+        return min((layer.keys.shape[2] if layer.is_initialized else 0 for layer in self.layers), default=0)
+
+    def make_room(self, slots: int) -> None:
+        """Let the buffers have that many slots."""
+        for layer in self.layers:
+            if slots > layer.keys.shape[2]:
+                layer._reserve(layer.keys, layer.values, slots)
+
+    def alike(self, rows: int, slots: int) -> RowCache:
+        """An empty cache for that many rows and slots, with layers like these."""
+        other = RowCache(len(self.layers), rows, slots)
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            for name in ("keys", "values"):
+                like = getattr(ours, name)
+                setattr(theirs, name, like.new_zeros(rows, like.shape[1], slots, like.shape[3]))
+            theirs.device, theirs.is_initialized = theirs.keys.device, True
+        return other
+
+    def view(self) -> RowCache:
+        """A cache over the same buffers that knows nothing of their lengths, for forwards prepared with `begin_at`."""
+        other = RowCache(len(self.layers), len(self.lengths), self.reserve)
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            theirs.keys, theirs.values = ours.keys, ours.values
+            theirs.device, theirs.is_initialized = ours.keys.device, True
+        return other
+
+    def move_to(self, other: RowCache) -> None:
+        """Copy what is committed into the first rows of another cache's buffers, and go on there."""
+        rows, used = len(self.lengths), max(self.lengths)
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            for name in ("keys", "values"):
+                place = getattr(theirs, name)[:rows]
+                place[:, :, :used] = getattr(ours, name)[:, :, :used]
+                setattr(ours, name, place)
+
+    def lies_in(self, other: RowCache) -> bool:
+        """Whether the keys and values are in another cache's buffers; layers move together."""
+        ours: Tensor = self.layers[0].keys
+        return ours.data_ptr() == other.layers[0].keys.data_ptr() and ours.shape[2] == other.capacity
 
     def load(self, cache: Cache, keep: Tensor) -> None:
         """Copy what a user's cache holds.
@@ -165,7 +224,7 @@ class RowCache(Cache):  # type: ignore[misc]
         """One row's keys and values, `[heads, length, head_dim]` for each layer."""
         length = self.lengths[row]
         return [
-            (layer.keys[row, :, :length], layer.values[row, :, :length])
+            (layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone())
             for layer in self.layers
             if layer.is_initialized
         ]
@@ -235,6 +294,12 @@ def unsupported_reason(cache: Any) -> str | None:
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         return "the cache that was passed has sliding-window layers, which have already dropped older tokens"
     return None
+
+
+def upload(values: Sequence[Any], device: torch.device) -> Tensor:
+    """A list of numbers, on the device; where that is a GPU the host doesn't wait for it."""
+    pinned = device.type == "cuda"
+    return torch.tensor(values, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 def _laid(states: Tensor, places: Tensor, total: int) -> Tensor:

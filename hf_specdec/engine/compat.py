@@ -23,8 +23,10 @@ CACHE = "cache" if TRANSFORMERS >= Version("5.24.0.dev0") else "past_key_values"
 
 # classes whose `prepare_inputs_for_generation` only reads the prompt again where the rotary frequencies change
 ROTARY_PREPARERS = ("Phi3ForCausalLM", "PhimoeForCausalLM")
-PLAIN_MODULES = {f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation")}
-PLAIN_MODULES |= {"transformers.activations"}
+PLAIN_MODULES = {
+    f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation", "dropout", "normalization")
+}
+PLAIN_MODULES |= {"transformers.activations", "transformers.pytorch_utils"}
 PACKAGES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from . import compat
-from .cache import RowCache, layer_count
+from .cache import RowCache, layer_count, upload
+from .fast import FastForward
 from .lean import LeanForward
+from .masks import Branches, Mask, Masks
+from .products import Way
 from .tree import Tree
 
 
@@ -32,17 +35,18 @@ class RowModel:
         model: The model; it is called, never changed.
         cache: Its keys and values, one length per row.
         lean: Its lean forward, or `None` where the model's own runs.
+        fast: Forwards of fixed shape, captured or compiled; `None` where every forward runs eagerly.
         max_positions: The longest text the model has positions for, or `None`.
     """
 
-    def __init__(self, model: Any, rows: int, reserve: int) -> None:
+    def __init__(self, model: Any, rows: int, reserve: int, compile: bool = False) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.cache = RowCache(layer_count(compat.text_config(model))[0], rows, reserve)
         self.max_positions = compat.max_positions(model)
-        self._windows = compat.mask_windows(model)
-        self._eager = compat.attention_implementation(model) == "eager"
+        self.masks = Masks(model)
         self.lean = LeanForward.of(model)
+        self.fast = FastForward.of(model, RowModel.at if compile else None)
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
@@ -63,6 +67,10 @@ class RowModel:
             The model's output; its logits are `[rows, m or n, vocabulary]`.
         """
         rows, width = tokens.shape
+        if self.fast is not None and not options:
+            logits = self.fast.block(self, tokens, tree)
+            if logits is not None:
+                return LogitsOnly(_kept(logits, keep))
         if len(self._ladder) < max(self.cache.lengths) + max(rows, width):
             self._ladder = torch.arange(2 * (max(self.cache.lengths) + max(rows, width)), device=self.device)
         slots = self.cache.begin(self._ladder, width)
@@ -71,11 +79,44 @@ class RowModel:
             positions = slots[:, :1] + tree.depth
         elif min(counts) < width:
             # a dummy must not ask for a position the model doesn't have
-            last = slots[:, :1] + torch.tensor(counts, device=self.device)[:, None] - 1
+            last = slots[:, :1] + upload(counts, self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
-        mask = self._mask(slots, tree)
+        branches = None if tree is None else Branches(tree.depth, tree.ancestors)
+        mask = self.masks(self._ladder, slots, self.cache.stop, self.cache.uniform, branches)
+        return self._run(tokens, positions, mask, self.cache, keep, options)
+
+    def at(
+        self, tokens: Tensor, lengths: Tensor, cache: RowCache, ladder: Tensor, stop: int,
+        branches: Branches | None = None, way: Way | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The same forward as a function of device tensors and of shapes alone, so that it can be captured or compiled.
+
+        Args:
+            tokens: New tokens, int64 `[rows, n]`, dummies behind them.
+            lengths: Committed slots of each row, int64 `[rows]`.
+            cache: Where keys and values go, with room for `stop` slots.
+            ladder: 0, 1, 2 …, int64, at least `stop` of them.
+            stop: Slots that every token may look at; those behind its own are masked.
+            branches: The shape of the block, if it is a tree.
+            way: How a lean forward multiplies.
+
+        Returns:
+            Logits `[rows, n, vocabulary]`.
+        """
+        slots = cache.begin_at(ladder, lengths, tokens.shape[1], stop)
+        positions = slots if branches is None else slots[:, :1] + branches.depth
+        if self.max_positions is not None:
+            positions = positions.clamp(max=self.max_positions - 1)  # dummies
+        mask = self.masks(ladder, slots, stop, None, branches)
+        return compat.all_token_logits(self._run(tokens, positions, mask, cache, 0, {}, way))
+
+    def _run(
+        self, tokens: Tensor, positions: Tensor, mask: Mask, cache: RowCache, keep: Tensor | int,
+        options: dict[str, Any], way: Way | None = None,
+    ) -> Any:  # fmt: skip
+        """The lean forward, or the model's own."""
         if self.lean is not None and not options:
-            return LogitsOnly(self.lean(tokens, positions, mask, self.cache, keep))
+            return LogitsOnly(self.lean(tokens, positions, mask, cache, keep, way))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
         output = self.model(
@@ -83,11 +124,11 @@ class RowModel:
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
-            **{compat.CACHE: self.cache},
+            **{compat.CACHE: cache},
             **options,
         )
         if not self._keeps_logits:
-            output.logits = output.logits[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
+            output.logits = _kept(output.logits, keep)
         return output
 
     def prefill(self, rows: Sequence[Sequence[int]], chunk: int | None = None, **options: Any) -> tuple[Any, Tensor]:
@@ -135,42 +176,7 @@ class RowModel:
         self.prefill(tokens)
         return [self.cache.take(row) for row in range(len(rows))]
 
-    def _mask(self, slots: Tensor, tree: Tree | None = None) -> Tensor | dict[str | None, Tensor | None] | None:
-        """Masks `[rows, 1, n, stop]` by layer type: a token sees the slots of its row up to its own, or its ancestors."""
-        masks = {
-            kind: self._one_mask(slots, window) if tree is None else self._tree_mask(slots, window, tree)
-            for kind, window in self._windows.items()
-        }
-        return masks.get(None, masks)
 
-    def _tree_mask(self, slots: Tensor, window: int | None, tree: Tree) -> Tensor:
-        """A token sees what was committed, and its ancestors in the block; windows count positions, not slots."""
-        rows, width = tree.depth.shape
-        start = slots[:, :1].expand(rows, 1)
-        keys = self._ladder[: self.cache.stop]
-        inside = keys - start  # index in the block, negative for committed slots; [rows, stop]
-        index = inside.clamp(0, width - 1)
-        kin = tree.ancestors.gather(2, index[:, None].expand(rows, width, -1))
-        visible = torch.where((inside < 0)[:, None], True, kin & (inside < width)[:, None])
-        if window is not None and self.cache.stop > window:
-            positions = torch.where(inside < 0, keys, start + tree.depth.gather(1, index))
-            visible &= positions[:, None] > (start + tree.depth)[..., None] - window
-        return self._additive(~visible[:, None])
-
-    def _one_mask(self, slots: Tensor, window: int | None) -> Tensor | None:
-        stop, uniform = self.cache.stop, self.cache.uniform
-        windowed = window is not None and stop > window
-        if not windowed and uniform is not None and (slots.shape[1] == 1 or (uniform == 0 and not self._eager)):
-            return None  # every slot is visible, or the attention kernel's own causal mask is right
-        keys, own = self._ladder[:stop], slots[:, None, :, None]
-        hidden = keys > own
-        if window is not None and windowed:
-            hidden |= keys <= own - window
-        return self._additive(hidden)
-
-    def _additive(self, hidden: Tensor) -> Tensor:
-        """A mask to add, for both implementations: sdpa would turn a boolean one into this in every layer."""
-        dtype = self.model.dtype
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
-            hidden, torch.finfo(dtype).min if self._eager else float("-inf")
-        )
+def _kept(logits: Tensor, keep: Tensor | int) -> Tensor:
+    """The wanted positions: an index, or how many of the last."""
+    return logits[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]

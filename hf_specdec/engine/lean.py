@@ -111,7 +111,7 @@ class LeanForward:
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | Mapping[Any, Tensor | None] | None, cache: RowCache,
-        keep: Tensor | int = 0,
+        keep: Tensor | int = 0, way: Way | None = None,
     ) -> Tensor:  # fmt: skip
         """Run one block of new tokens.
 
@@ -121,11 +121,12 @@ class LeanForward:
             mask: What `RowModel` prepared: additive `[rows, 1, n, slots]`, `None`, or one of these by layer type.
             cache: Where keys and values go; its `begin` has been called.
             keep: Positions whose logits are wanted: an index, or how many of the last; 0 for all of them.
+            way: How to multiply; `None` for what is fastest for that many tokens.
 
         Returns:
             Logits `[rows, m or n, vocabulary]`.
         """
-        way = self.products.way(tokens.numel())
+        way = way or self.products.way(tokens.numel())
         hidden = F.embedding(tokens, self.embedding)
         cos, sin = self.rotary(hidden, positions)
         half = cos.shape[-1] // 2

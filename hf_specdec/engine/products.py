@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .clock import standing_still
+
 
 Way = Callable[[Tensor, Tensor], Tensor]
 
@@ -31,7 +33,6 @@ PASSES = 3
 MARGIN = 0.9  # another way must take less than this share of the time of `F.linear`
 _chosen: dict[tuple[object, ...], Way] = {}
 _lock = threading.Lock()
-_spent = threading.local()
 
 
 def swapped(x: Tensor, weight: Tensor) -> Tensor:
@@ -67,11 +68,6 @@ def ways(dtype: torch.dtype, rows: int, out_features: int) -> list[Way]:
     return [widened] if dtype in (torch.bfloat16, torch.float16) and rows > 1 else []
 
 
-def seconds_spent() -> float:
-    """Seconds that this thread has spent measuring, so that the time of a forward can be told without them."""
-    return getattr(_spent, "seconds", 0.0)
-
-
 class Products:
     """Linear layers of one model.
 
@@ -105,14 +101,13 @@ class Products:
         samples = self.samples[: max(len(self.samples) * 8 // rows, 1)]
         x = torch.ones(rows, samples[0].shape[1], dtype=self.dtype, device=samples[0].device)
         seconds = {way: float("inf") for way in candidates}
-        started = time.perf_counter()
-        for _ in range(PASSES):
-            for way in candidates:
-                began = time.perf_counter()
-                for weight in samples:
-                    way(x, weight)
-                seconds[way] = min(seconds[way], time.perf_counter() - began)
-        _spent.seconds = seconds_spent() + time.perf_counter() - started
+        with standing_still():
+            for _ in range(PASSES):
+                for way in candidates:
+                    began = time.perf_counter()
+                    for weight in samples:
+                        way(x, weight)
+                    seconds[way] = min(seconds[way], time.perf_counter() - began)
         best = min(candidates, key=seconds.__getitem__)
         return best if seconds[best] < MARGIN * seconds[F.linear] else F.linear
 

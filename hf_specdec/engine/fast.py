@@ -1,0 +1,302 @@
+"""Forwards of fixed shape: replayed from CUDA graphs, or compiled; eager wherever that isn't possible.
+
+A small forward on a GPU waits for Python, which launches its kernels one by one. A graph launches them all at once, and
+the whole draft of a draft model with them. The price is that shapes are fixed: widths and slots are rounded up, with
+dummies that nothing looks at.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import graphs
+from .cache import RowCache, upload
+from .clock import standing_still
+from .graphs import SMALL, WIDTHS, Lease, Pool, bucket, wide
+from .masks import Branches
+from .products import Way
+from .tree import Tree
+
+
+if TYPE_CHECKING:
+    from .forward import RowModel
+
+logger = logging.getLogger(__name__)
+
+COMPILER = "inductor"
+_local = threading.local()
+
+
+class Tally(NamedTuple):
+    """What a thread has done so far.
+
+    Attributes:
+        replays: Graphs replayed.
+        compiled: Forwards that ran compiled code.
+        seconds: Seconds spent on capturing and compiling.
+    """
+
+    replays: int = 0
+    compiled: int = 0
+    seconds: float = 0.0
+
+    def since(self, other: Tally) -> Tally:
+        """What was done after another tally was taken."""
+        return Tally(self.replays - other.replays, self.compiled - other.compiled, self.seconds - other.seconds)
+
+
+def tally() -> Tally:
+    """What this thread has done so far."""
+    return getattr(_local, "tally", Tally())
+
+
+def _count(replays: int = 0, compiled: int = 0, seconds: float = 0.0) -> None:
+    before = tally()
+    _local.tally = Tally(before.replays + replays, before.compiled + compiled, before.seconds + seconds)
+
+
+@dataclass
+class Compiled:
+    """A model's compiled forward.
+
+    Attributes:
+        function: `RowModel.at`, compiled.
+        shapes: Kinds of shapes that it was called with; each may compile.
+        reason: Why it is not used any more, or `None`.
+    """
+
+    function: Callable[..., Tensor]
+    shapes: set[Hashable] = field(default_factory=set)
+    reason: str | None = None
+
+
+_compiled: weakref.WeakKeyDictionary[nn.Module, Compiled] = weakref.WeakKeyDictionary()
+
+
+class FastForward:
+    """The fixed-shape forwards of one generation.
+
+    Attributes:
+        pool: The model's captured forwards, or `None` where nothing is captured.
+        compiled: The model's compiled forward, or `None`.
+        lease: The buffers that this generation has.
+    """
+
+    def __init__(self, pool: Pool | None, backend: Any, compiled: Compiled | None) -> None:
+        self.pool, self.backend, self.compiled = pool, backend, compiled
+        self.lease: Lease | None = None
+        self._return: weakref.finalize[Any, Any] | None = None
+        self._view: RowCache | None = None
+
+    @classmethod
+    def of(cls, model: Any, function: Callable[..., Tensor] | None) -> FastForward | None:
+        """The fast forwards of a model, or `None` if there are none: on a CPU, with nothing to compile.
+
+        Args:
+            model: The model.
+            function: `RowModel.at`, if it is to be compiled.
+        """
+        backend = graphs.backend_for(model.device)
+        if backend is None and function is None:
+            return None
+        pool = None if backend is None else graphs.pool_of(model)
+        if function is None:
+            return cls(pool, backend, None)
+        if model not in _compiled:
+            _compiled[model] = Compiled(torch.compile(_copied(function), dynamic=True, backend=COMPILER))
+        return cls(pool, backend, _compiled[model])
+
+    @property
+    def reason(self) -> str | None:
+        """Why forwards run eagerly that were asked to be fast."""
+        reasons = [each.reason for each in (self.pool, self.compiled) if each is not None and each.reason is not None]
+        return "; ".join(reasons) or None
+
+    def block(self, runner: RowModel, tokens: Tensor, tree: Tree | None) -> Tensor | None:
+        """Logits of a block `[rows, n, vocabulary]`, or `None`: run it eagerly.
+
+        Args:
+            runner: The model with its cache.
+            tokens: The block, int64 `[rows, n]`.
+            tree: The shape of the block, if it is more than a chain.
+        """
+        if not runner.cache.capacity or tokens.shape[1] > WIDTHS[-1]:
+            return None  # the prompt
+        branches = None if tree is None else Branches(tree.depth, tree.ancestors)
+        if self.pool is not None and self.pool.reason is None:
+            return self._replayed_block(runner, tokens, branches)
+        if self.compiled is not None and self.compiled.reason is None:
+            return self._compiled_block(runner, self.compiled, tokens, branches)
+        return None
+
+    def chain(
+        self, runner: RowModel, pending: Sequence[Sequence[int]], length: int, vocabulary: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Draft greedily, all steps in one replay; or `None`: draft step by step.
+
+        Args:
+            runner: The draft model with its cache.
+            pending: One or two tokens of each row that the cache hasn't seen.
+            length: Tokens to draft.
+            vocabulary: Ids that may be drafted.
+
+        Returns:
+            Tokens and their logits, both `[rows, length]`. The cache holds them, all but the last, not yet committed.
+        """
+        if self.pool is None or self.pool.reason is not None or length > WIDTHS[-1] or not runner.cache.capacity:
+            return None
+        steps, cache = wide(length), runner.cache
+        lease = self._leased(runner, max(cache.lengths) + steps + 1)
+        stop = bucket(max(cache.lengths) + steps + 1)
+        shape = ("chain", steps, stop, vocabulary)
+        if lease is None or not lease.pays(shape):
+            return None
+        fed = [len(tokens) for tokens in pending]
+        ones = [1] * (lease.rows - len(fed))
+        table = upload([[*tokens, tokens[-1]][:2] for tokens in pending], lease.tokens.device)
+        lease.fill(cache.lengths, table)
+        lease.fed.copy_(upload([*fed, *ones], lease.fed.device), non_blocking=True)
+        forward, ways = self._function(runner), [_way(runner, tokens * lease.rows) for tokens in (2, 1)]
+
+        def body() -> None:
+            """Feed what is pending, then each token behind the other."""
+            logits = forward(lease.tokens[:, :2], lease.lengths, lease.cache, lease.ladder, stop, None, ways[0])
+            last = logits.gather(1, (lease.fed - 1)[:, None, None].expand(-1, 1, logits.shape[2]))
+            lengths, drafted = lease.lengths + lease.fed, []
+            for step in range(steps):
+                highest, token = last[:, :, :vocabulary].max(-1)  # NaN counts as highest
+                drafted.append((token, highest))
+                if step < steps - 1:
+                    last = forward(token, lengths, lease.cache, lease.ladder, stop, None, ways[1])
+                    lengths = lengths + 1
+            for name, parts in zip(("tokens", "highest"), zip(*drafted, strict=True), strict=True):
+                lease.hold(name, torch.cat(parts, 1), WIDTHS[-1])
+
+        if not self._replay(lease, shape, body):
+            return None
+        tokens, highest = (lease.outputs[name][: len(fed), :length].clone() for name in ("tokens", "highest"))
+        return tokens, highest
+
+    def _replayed_block(self, runner: RowModel, tokens: Tensor, branches: Branches | None) -> Tensor | None:
+        rows, width = tokens.shape
+        padded, longest = wide(width), max(runner.cache.lengths)
+        lease, stop = self._leased(runner, longest + padded), bucket(longest + padded)
+        shape = ("block", padded, stop, branches is not None)
+        if lease is None or not lease.pays(shape):
+            return None
+        lease.fill(runner.cache.lengths, tokens, branches)
+        forward, way = self._function(runner), _way(runner, padded * lease.rows)
+        most = SMALL if padded <= SMALL else WIDTHS[-1]
+        depth, ancestors = lease.branches
+        static = None if branches is None else Branches(depth[:, :padded], ancestors[:, :padded, :padded])
+
+        def body() -> None:
+            """One forward over the buffers."""
+            block = lease.tokens[:, :padded]
+            logits = forward(block, lease.lengths, lease.cache, lease.ladder, stop, static, way)
+            lease.hold(f"logits {most}", logits, most)
+
+        if not self._replay(lease, shape, body):
+            return None
+        return lease.outputs[f"logits {most}"][:rows, :width].clone()  # the next replay overwrites them
+
+    def _replay(self, lease: Lease, shape: Hashable, body: Callable[[], None]) -> bool:
+        """Replay a shape's graph, captured now if it isn't yet; False if that failed."""
+        try:
+            if shape not in lease.graphs:
+                began = time.perf_counter()
+                with standing_still():
+                    lease.capture(shape, body)
+                _count(seconds=time.perf_counter() - began)
+            lease.replay(shape)
+        except Exception as error:
+            self._give_up(self.pool, "captured", error)
+            return False
+        _count(replays=1)
+        return True
+
+    def _leased(self, runner: RowModel, slots: int) -> Lease | None:
+        """The buffers for the runner's rows with room for `slots` slots; the cache is in them from then on."""
+        cache, lease, pool = runner.cache, self.lease, self.pool
+        rows = len(cache.lengths)
+        if (
+            lease is not None
+            and lease.rows // 2 < rows <= lease.rows
+            and slots <= lease.capacity
+            and cache.lies_in(lease.cache)
+        ):
+            return lease
+        assert pool is not None
+        room = cache.capacity if slots <= cache.capacity else max(slots, 2 * cache.capacity)
+        try:
+            lease = pool.lend(cache, 1 << (rows - 1).bit_length(), room, runner.device, self.backend)
+        except Exception as error:  # no memory for it
+            self._give_up(pool, "captured", error)
+            return None
+        cache.move_to(lease.cache)
+        if self._return is not None:
+            self._return()
+        self.lease, self._return = lease, weakref.finalize(self, pool.give_back, lease)
+        self._return.atexit = False
+        return lease
+
+    def _function(self, runner: RowModel) -> Callable[..., Tensor]:
+        """`runner.at`, compiled if that was asked for."""
+        if self.compiled is None or self.compiled.reason is not None:
+            return runner.at
+        return types.MethodType(self.compiled.function, runner)
+
+    def _compiled_block(
+        self, runner: RowModel, compiled: Compiled, tokens: Tensor, branches: Branches | None
+    ) -> Tensor | None:
+        cache, (rows, width) = runner.cache, tokens.shape
+        stop = max(cache.lengths) + width
+        cache.make_room(stop)
+        if self._view is None or not cache.lies_in(self._view) or len(self._view.lengths) != rows:
+            self._view = cache.view()
+        ladder = torch.arange(max(cache.capacity, rows), device=runner.device)
+        way = _way(runner, tokens.numel())
+        kind = (rows == 1, width == 1, branches is not None, way)
+        arguments = (tokens, upload(cache.lengths, runner.device), self._view, ladder, stop, branches, way)
+        try:
+            if kind in compiled.shapes:
+                logits = compiled.function(runner, *arguments)
+            else:
+                began = time.perf_counter()
+                with standing_still():
+                    logits = compiled.function(runner, *arguments)
+                _count(seconds=time.perf_counter() - began)
+                compiled.shapes.add(kind)
+        except Exception as error:
+            self._give_up(compiled, "compiled", error)
+            return None
+        _count(compiled=1)
+        return logits
+
+    def _give_up(self, what: Pool | Compiled | None, how: str, error: Exception) -> None:
+        """Run the model eagerly from now on; say why, once."""
+        assert what is not None
+        text = str(error).strip().partition("\n")[0]
+        what.reason = f"it can't be {how}: {type(error).__name__}: {text}"
+        logger.warning("the model's forward runs eagerly: %s", what.reason)
+
+
+def _copied(function: Any) -> Callable[..., Tensor]:
+    """The function with a code object of its own: what torch compiles, and how much of it, goes by code object."""
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+
+
+def _way(runner: RowModel, tokens: int) -> Way | None:
+    """How a lean forward multiplies: chosen before it is captured or compiled, as choosing may mean measuring."""
+    return None if runner.lean is None else runner.lean.products.way(tokens)
