@@ -20,7 +20,16 @@ from hf_specdec.engine import graphs
 
 
 # what a CUDA capture refuses: results that the host has to know, and data that comes from the host
-REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "lift_fresh", "bincount")
+REFUSED = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "unique",
+    "lift_fresh",
+    "bincount",
+)
 Operator = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
@@ -79,7 +88,7 @@ class TapeGraph:
 class Tape:
     """A capture backend that records."""
 
-    made: list[Tape] = []  # noqa: RUF012
+    made: list[Tape] = []
     share = 1e12  # bytes of the device
 
     def __init__(self, device: torch.device) -> None:

@@ -98,23 +98,22 @@ class RowCache(Cache):  # type: ignore[misc]
         self.uniform = longest if min(self.lengths) == longest else None
         if self.uniform is not None:
             return ladder[None, longest : self.stop]
-        return self.begin_at(ladder, upload(self.lengths, ladder.device), width, self.stop)
+        return self.begin_at(ladder[: self.stop], upload(self.lengths, ladder.device), width)
 
-    def begin_at(self, ladder: Tensor, lengths: Tensor, width: int, stop: int) -> Tensor:
+    def begin_at(self, ladder: Tensor, lengths: Tensor, width: int) -> Tensor:
         """Prepare a forward whose offsets are on the device: nothing of it depends on `self.lengths`.
 
         Args:
-            ladder: As in `begin`.
+            ladder: 0, 1, 2 … for every slot that the forward sees; those behind a row's own are masked.
             lengths: Committed slots of each row, int64 `[rows]`.
             width: Tokens a row.
-            stop: Slots that the forward sees, at least one for every token; those behind a row's own are masked.
 
         Returns:
             The slot of every token, int64 `[rows, width]`.
         """
-        self.stop, self.uniform = stop, None
+        self.stop, self.uniform = ladder.shape[0], None
         self.slots = lengths[:, None] + ladder[:width]
-        self.rows = ladder[: lengths.shape[0], None].expand_as(self.slots)
+        self.rows = torch.arange(lengths.shape[0], device=ladder.device)[:, None].expand_as(self.slots)
         return self.slots
 
     def compact(self, paths: Sequence[Sequence[int]]) -> None:

@@ -113,7 +113,7 @@ class FastForward:
         if function is None:
             return cls(pool, backend, None)
         if model not in _compiled:
-            _compiled[model] = Compiled(torch.compile(_copied(function), dynamic=True, backend=COMPILER))
+            _compiled[model] = Compiled(torch.compile(_copied(function), backend=COMPILER))
         return cls(pool, backend, _compiled[model])
 
     @property
@@ -170,14 +170,14 @@ class FastForward:
 
         def body() -> None:
             """Feed what is pending, then each token behind the other."""
-            logits = forward(lease.tokens[:, :2], lease.lengths, lease.cache, lease.ladder, stop, None, ways[0])
+            logits = forward(lease.tokens[:, :2], lease.lengths, lease.cache, lease.ladder[:stop], None, ways[0])
             last = logits.gather(1, (lease.fed - 1)[:, None, None].expand(-1, 1, logits.shape[2]))
             lengths, drafted = lease.lengths + lease.fed, []
             for step in range(steps):
                 highest, token = last[:, :, :vocabulary].max(-1)  # NaN counts as highest
                 drafted.append((token, highest))
                 if step < steps - 1:
-                    last = forward(token, lengths, lease.cache, lease.ladder, stop, None, ways[1])
+                    last = forward(token, lengths, lease.cache, lease.ladder[:stop], None, ways[1])
                     lengths = lengths + 1
             for name, parts in zip(("tokens", "highest"), zip(*drafted, strict=True), strict=True):
                 lease.hold(name, torch.cat(parts, 1), WIDTHS[-1])
@@ -203,7 +203,7 @@ class FastForward:
         def body() -> None:
             """One forward over the buffers."""
             block = lease.tokens[:, :padded]
-            logits = forward(block, lease.lengths, lease.cache, lease.ladder, stop, static, way)
+            logits = forward(block, lease.lengths, lease.cache, lease.ladder[:stop], static, way)
             lease.hold(f"logits {most}", logits, most)
 
         if not self._replay(lease, shape, body):
@@ -264,10 +264,17 @@ class FastForward:
         cache.make_room(stop)
         if self._view is None or not cache.lies_in(self._view) or len(self._view.lengths) != rows:
             self._view = cache.view()
-        ladder = torch.arange(max(cache.capacity, rows), device=runner.device)
+            for layer in self._view.layers:
+                _vary(layer.keys, 0, 2)
+                _vary(layer.values, 0, 2)
+        lengths, ladder = upload(cache.lengths, runner.device), torch.arange(stop, device=runner.device)
+        for each in (tokens, *(branches or ())):
+            _vary(each, *range(each.ndim))
+        _vary(lengths, 0)
+        _vary(ladder, 0)
         way = _way(runner, tokens.numel())
         kind = (rows == 1, width == 1, branches is not None, way)
-        arguments = (tokens, upload(cache.lengths, runner.device), self._view, ladder, stop, branches, way)
+        arguments = (tokens, lengths, self._view, ladder, branches, way)
         try:
             if kind in compiled.shapes:
                 logits = compiled.function(runner, *arguments)
@@ -295,6 +302,13 @@ def _copied(function: Any) -> Callable[..., Tensor]:
     """The function with a code object of its own: what torch compiles, and how much of it, goes by code object."""
     code = function.__code__.replace()
     return types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+
+
+def _vary(tensor: Tensor, *dims: int) -> None:
+    """Tell torch that these sizes will change; what has size 1 gets code of its own."""
+    for dim in dims:
+        if tensor.shape[dim] > 1:
+            torch._dynamo.mark_dynamic(tensor, dim)
 
 
 def _way(runner: RowModel, tokens: int) -> Way | None:

@@ -82,11 +82,11 @@ class RowModel:
             last = slots[:, :1] + upload(counts, self.device)[:, None] - 1
             positions = torch.minimum(positions, last.clamp(min=0))
         branches = None if tree is None else Branches(tree.depth, tree.ancestors)
-        mask = self.masks(self._ladder, slots, self.cache.stop, self.cache.uniform, branches)
+        mask = self.masks(self._ladder[: self.cache.stop], slots, self.cache.uniform, branches)
         return self._run(tokens, positions, mask, self.cache, keep, options)
 
     def at(
-        self, tokens: Tensor, lengths: Tensor, cache: RowCache, ladder: Tensor, stop: int,
+        self, tokens: Tensor, lengths: Tensor, cache: RowCache, ladder: Tensor,
         branches: Branches | None = None, way: Way | None = None,
     ) -> Tensor:  # fmt: skip
         """The same forward as a function of device tensors and of shapes alone, so that it can be captured or compiled.
@@ -94,20 +94,19 @@ class RowModel:
         Args:
             tokens: New tokens, int64 `[rows, n]`, dummies behind them.
             lengths: Committed slots of each row, int64 `[rows]`.
-            cache: Where keys and values go, with room for `stop` slots.
-            ladder: 0, 1, 2 …, int64, at least `stop` of them.
-            stop: Slots that every token may look at; those behind its own are masked.
+            cache: Where keys and values go.
+            ladder: 0, 1, 2 … for every slot that a token may look at, int64; those behind its own are masked.
             branches: The shape of the block, if it is a tree.
             way: How a lean forward multiplies.
 
         Returns:
             Logits `[rows, n, vocabulary]`.
         """
-        slots = cache.begin_at(ladder, lengths, tokens.shape[1], stop)
+        slots = cache.begin_at(ladder, lengths, tokens.shape[1])
         positions = slots if branches is None else slots[:, :1] + branches.depth
         if self.max_positions is not None:
             positions = positions.clamp(max=self.max_positions - 1)  # dummies
-        mask = self.masks(ladder, slots, stop, None, branches)
+        mask = self.masks(ladder, slots, None, branches)
         return compat.all_token_logits(self._run(tokens, positions, mask, cache, 0, {}, way))
 
     def _run(

@@ -40,49 +40,43 @@ class Masks:
         self.eager = compat.attention_implementation(model) == "eager"
         self.dtype: torch.dtype = model.dtype
 
-    def __call__(
-        self, ladder: Tensor, slots: Tensor, stop: int, uniform: int | None, branches: Branches | None
-    ) -> Mask:
+    def __call__(self, keys: Tensor, slots: Tensor, uniform: int | None, branches: Branches | None) -> Mask:
         """Masks `[rows, 1, n, stop]`: a token sees the slots of its row up to its own, or its ancestors.
 
         Args:
-            ladder: 0, 1, 2 …, int64 on the device, at least `stop` of them.
+            keys: All slots that there are: 0, 1, 2 …, int64 `[stop]`.
             slots: The slot of every new token, int64 `[rows, n]`, or `[1, n]` where all rows are equally long.
-            stop: Slots that there are.
             uniform: Slots before the block, where every row has as many; else `None`.
             branches: The shape of the block, if it is a tree.
         """
         masks = {
-            kind: self._chain(ladder, slots, stop, uniform, window)
+            kind: self._chain(keys, slots, uniform, window)
             if branches is None
-            else self._tree(ladder, slots, stop, branches, window)
+            else self._tree(keys, slots, branches, window)
             for kind, window in self.windows.items()
         }
         return masks.get(None, masks)
 
-    def _chain(
-        self, ladder: Tensor, slots: Tensor, stop: int, uniform: int | None, window: int | None
-    ) -> Tensor | None:
-        windowed = window is not None and stop > window
+    def _chain(self, keys: Tensor, slots: Tensor, uniform: int | None, window: int | None) -> Tensor | None:
+        windowed = window is not None and len(keys) > window
         if not windowed and uniform is not None and (slots.shape[1] == 1 or (uniform == 0 and not self.eager)):
             return None  # every slot is visible, or the attention kernel's own causal mask is right
-        keys, own = ladder[:stop], slots[:, None, :, None]
+        own = slots[:, None, :, None]
         hidden = keys > own
         if window is not None and windowed:
             hidden |= keys <= own - window
         return self._additive(hidden)
 
-    def _tree(self, ladder: Tensor, slots: Tensor, stop: int, branches: Branches, window: int | None) -> Tensor:
+    def _tree(self, keys: Tensor, slots: Tensor, branches: Branches, window: int | None) -> Tensor:
         """A token sees what was committed, and its ancestors in the block; windows count positions, not slots."""
         depth, ancestors = branches
         rows, width = depth.shape
         start = slots[:, :1].expand(rows, 1)
-        keys = ladder[:stop]
         inside = keys - start  # index in the block, negative for committed slots; [rows, stop]
         index = inside.clamp(0, width - 1)
         kin = ancestors.gather(2, index[:, None].expand(rows, width, -1))
         visible = torch.where((inside < 0)[:, None], True, kin & (inside < width)[:, None])
-        if window is not None and stop > window:
+        if window is not None and len(keys) > window:
             positions = torch.where(inside < 0, keys, start + depth.gather(1, index))
             visible &= positions[:, None] > (start + depth)[..., None] - window
         return self._additive(~visible[:, None])
