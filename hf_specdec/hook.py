@@ -20,7 +20,7 @@ from transformers.generation import utils as native
 
 from .config import SpecConfig
 from .drafters.prompt_lookup import PromptLookup
-from .engine import compat
+from .engine import compat, graphs
 from .errors import SpecDecError, UnsupportedModelError
 from .request import Request, native_reason, read_request
 from .routing import note_plain, remember, run, run_plainly
@@ -103,7 +103,7 @@ def enable(model: Any = None) -> None:
 
 
 def disable(model: Any = None) -> None:
-    """Undo `enable()`.
+    """Undo `enable()`, and free the CUDA graphs that were kept for the next call.
 
     Args:
         model: One model; `None` undoes the process-wide `enable()`. Safe to call again.
@@ -111,8 +111,10 @@ def disable(model: Any = None) -> None:
     with _LOCK:
         if model is not None:
             if isinstance(model, _EnabledModel):
+                graphs.free(model)
                 model.__class__ = type(model)._hf_specdec_base
             return
+        graphs.free()
         for key, original in _ORIGINALS.items():
             if isinstance(key, GenerationMode):
                 native.GENERATION_MODES_MAPPING[key] = original

@@ -33,6 +33,10 @@ REFUSED = (
 Operator = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
+def refused(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("operation not permitted when stream is capturing: a copy to the host")
+
+
 class Recorder(TorchDispatchMode):
     """Runs and records every operator."""
 
@@ -98,7 +102,9 @@ class Tape:
 
     def capture(self, body: Callable[[], None]) -> TapeGraph:
         body()
-        with Recorder() as recorder:
+        with Recorder() as recorder, pytest.MonkeyPatch.context() as patch:
+            for name in ("tolist", "numpy", "__array__"):  # they call no operator
+                patch.setattr(torch.Tensor, name, refused)
             body()
         self.graphs.append(TapeGraph(recorder.operators))
         return self.graphs[-1]
@@ -117,7 +123,7 @@ class Tape:
 def taped(after: int = 0, backend: Any = Tape) -> Iterator[list[Tape]]:
     """Capture on the CPU, each shape after so many eager uses; gives the backends that were made."""
     graphs.free()
-    Tape.made = []
+    Tape.made, Tape.share = [], 1e12
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "backend_for", lambda device: backend)
         patch.setattr(graphs, "CAPTURE_AFTER", after)

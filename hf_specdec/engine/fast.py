@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import graphs
 from .cache import RowCache, upload
 from .clock import standing_still
-from .graphs import SMALL, WIDTHS, Lease, Pool, bucket, wide
+from .graphs import SMALL, WIDTHS, Lease, Pool, bucket, tall, wide
 from .masks import Branches
 from .products import Way
 from .tree import Tree
@@ -239,7 +239,7 @@ class FastForward:
         assert pool is not None
         room = cache.capacity if slots <= cache.capacity else max(slots, 2 * cache.capacity)
         try:
-            lease = pool.lend(cache, 1 << (rows - 1).bit_length(), room, runner.device, self.backend)
+            lease = pool.lend(cache, tall(rows), room, runner.device, self.backend)
         except Exception as error:  # no memory for it
             self._give_up(pool, "captured", error)
             return None

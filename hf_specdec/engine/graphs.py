@@ -101,7 +101,7 @@ class Lease:
     """Buffers of fixed shape, and the graphs that were captured over them.
 
     Attributes:
-        rows: Rows of every buffer, a power of two; those that the generation hasn't are dummies of length 0.
+        rows: Rows of every buffer (`tall`); those that the generation hasn't are dummies of length 0.
         capacity: Slots of the keys and values.
         cache: The keys and values.
         tokens: The block, int64 `[rows, WIDTHS[-1]]`.
@@ -246,6 +246,11 @@ def free(model: Any = None) -> None:
 def wide(width: int) -> int:
     """The captured width for that many tokens a row."""
     return next(each for each in WIDTHS if each >= width)
+
+
+def tall(rows: int) -> int:
+    """Rows of the buffers for that many: a power of two, from 8 on a multiple of 8."""
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
 
 
 def bucket(slots: int) -> int:
