@@ -6,6 +6,7 @@ same tensors hold now, and results appear in the tensors that the capture return
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,8 +34,16 @@ REFUSED = (
 Operator = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
-def refused(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("operation not permitted when stream is capturing: a copy to the host")
+def refused(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that raises in this thread."""
+    capturing = threading.get_ident()
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == capturing:
+            raise RuntimeError("operation not permitted when stream is capturing: a copy to the host")
+        return method(*args, **kwargs)
+
+    return refusing
 
 
 class Recorder(TorchDispatchMode):
@@ -43,6 +52,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[Operator] = []
+        self.made: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function).removeprefix("aten.")
@@ -50,10 +60,15 @@ class Recorder(TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         if name.startswith("index.") and any(each is not None and each.dtype == torch.bool for each in args[1]):
             raise RuntimeError("operation not permitted when stream is capturing: an index of booleans")
+        if name.startswith("where.") and any(each.ndim == 0 and id(each) not in self.made for each in args[1:]):
+            raise RuntimeError(
+                "operation not permitted when stream is capturing: `where` copies a number to the device"
+            )
         kwargs = kwargs or {}
         found = function(*args, **kwargs)
         results = [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)]
         self.operators.append((function, args, kwargs, results))
+        self.made.update(map(id, results))
         return found
 
 
@@ -104,7 +119,7 @@ class Tape:
         body()
         with Recorder() as recorder, pytest.MonkeyPatch.context() as patch:
             for name in ("tolist", "numpy", "__array__"):  # they call no operator
-                patch.setattr(torch.Tensor, name, refused)
+                patch.setattr(torch.Tensor, name, refused(getattr(torch.Tensor, name)))
             body()
         self.graphs.append(TapeGraph(recorder.operators))
         return self.graphs[-1]

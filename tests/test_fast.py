@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache
-def noisy_pair(name: str = "llama") -> tuple[Any, Any]:
+def noisy_pair(name: str) -> tuple[Any, Any]:
     """A target, and a draft that agrees with it in part."""
     target = tiny_model(name)
     draft = copy.deepcopy(target)
@@ -79,17 +79,24 @@ def leases(model: Any) -> list[Lease]:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_text_from_graphs(drafter: str, rows: int) -> None:
-    with taped() as made:
+    with taped():
         first = check("llama", rows, drafter)
-        captured = [graph for tape in made for graph in tape.graphs]
         assert first.capture_seconds > 0
         again = check("llama", rows, drafter)
         for stats in (first, again):
             assert stats.eager_reason is None
             assert stats.graph_replays >= stats.num_target_forwards - 1, "every round is replayed"
-        if drafter != "hybrid" and not drafter.startswith("recycling"):  # they do the same again
-            assert [graph for tape in made for graph in tape.graphs] == captured, "graphs serve the next call"
-            assert again.capture_seconds == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_graphs_serve_the_next_call(rows: int) -> None:
+    target, texts = noisy_pair("llama")[0], reference("llama", rows)
+    config = SpecConfig(drafter=Oracle(texts, 0.7), num_draft_tokens=4, draft_length="fixed")
+    with taped() as made:
+        run(target, ragged_prompts(rows), texts, config)
+        captured = [len(tape.graphs) for tape in made]
+        assert run(target, ragged_prompts(rows), texts, config).capture_seconds == 0
+        assert [len(tape.graphs) for tape in made] == captured
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed"])
@@ -107,7 +114,7 @@ def test_a_graph_touches_nothing_but_its_model_and_its_lease(drafter: str) -> No
     with taped():
         check("llama", 3, drafter)
         found = 0
-        for model in noisy_pair():
+        for model in noisy_pair("llama"):
             for lease in leases(model) if model in graphs._pools else []:
                 owned = [*model.parameters(), *model.buffers(), *lease.outputs.values(), *lease.branches]
                 owned += [lease.tokens, lease.lengths, lease.fed, lease.ladder]
@@ -131,31 +138,68 @@ def test_the_tape_catches_a_host_value(monkeypatch: pytest.MonkeyPatch) -> None:
             self.lengths.copy_(before)
 
     monkeypatch.setattr(Lease, "fill", forgetful)
-    with taped(), pytest.raises(AssertionError):
-        check("llama", 1, "none")
+    with taped(), pytest.raises(AssertionError, match="assert"):
+        check("llama", 3, "none")
 
 
-@pytest.mark.parametrize("read", [lambda t: t.sum().item(), lambda t: t.tolist(), lambda t: t.nonzero(), bool])
-def test_the_tape_refuses_a_copy_to_the_host(read: Callable[[Tensor], Any]) -> None:
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda t: t.sum().item(),
+    "bool": bool,
+    "nonzero": lambda t: t.nonzero(),
+    "mask": lambda t: t[t > 0],
+    "unique": lambda t: t.unique(),
+}
+COPIES: dict[str, Callable[[Tensor], Any]] = {
+    "tolist": lambda t: t.tolist(),
+    "where": lambda t: torch.where(t > 0, t, 0.0),
+    "constant": lambda t: t + torch.tensor([1.0]),
+}
+
+
+@pytest.mark.parametrize("read", READS | COPIES)
+def test_the_tape_refuses_what_a_capture_refuses(read: str) -> None:
+    function = (READS | COPIES)[read]
     with pytest.raises(RuntimeError, match="not permitted"):
-        Tape(torch.device("cpu")).capture(lambda: read(torch.ones(1)))
+        Tape(torch.device("cpu")).capture(lambda: function(torch.ones(1)))
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_a_capture_refuses_is_seen_before(read: str) -> None:
+    ones = torch.ones(3)
+    with pytest.raises(RuntimeError, match="host"), graphs.Watch(torch.device("cpu")):
+        READS[read](ones)
+    with graphs.Watch(torch.device("cpu")):
+        assert (ones.cumsum(0)[[0, 1]] * 2).shape == (2,)
+
+
+@pytest.mark.parametrize("other", [lambda t: torch.where(t > 0, t, 0.0), lambda t: t + torch.ones(3, device="cpu")])
+def test_copies_from_the_host_are_seen_before(other: Callable[[Tensor], Any]) -> None:
+    ones = torch.ones(3, device="meta")
+    with pytest.raises(RuntimeError, match="host"), graphs.Watch(torch.device("meta")):
+        other(ones)
+    with graphs.Watch(torch.device("meta")):
+        assert (ones * 2 + 1).device.type == "meta"
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed", "oracle 1"])
-def test_texts_grow_out_of_the_buffers(drafter: str) -> None:
-    target, draft = noisy_pair()
+def test_texts_grow_out_of_the_buffers(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = noisy_pair("llama")
     prompts = ragged_prompts(2)
-    texts = plain_texts(target, prompts, max_new_tokens=400)
+    texts = plain_texts(target, prompts, max_new_tokens=80)
+    init = RowCache.__init__
+    monkeypatch.setattr(RowCache, "__init__", lambda self, layers, rows, reserve=8: init(self, layers, rows, 8))
+    for module in (graphs, fast):
+        monkeypatch.setattr(module, "bucket", lambda slots: -(-slots // 16) * 16)
     with taped():
-        stats = run(target, prompts, texts, make_drafter(drafter, texts, draft), max_new_tokens=400)
+        stats = run(target, prompts, texts, make_drafter(drafter, texts, draft), max_new_tokens=80)
         assert stats.eager_reason is None
         assert stats.graph_replays >= stats.num_target_forwards - 1
-        assert len({lease.capacity for lease in leases(target)}) == 2
+        assert len({lease.capacity for lease in leases(target)}) >= 2
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "recycling", "draft_model fixed", "oracle 0.7"])
 def test_rows_that_end_apart(drafter: str) -> None:
-    target, draft = noisy_pair()
+    target, draft = noisy_pair("llama")
     prompts, texts = ragged_prompts(5), reference("llama", 5)
     ends = ends_apart(texts)
     lengths = stops(texts, ends)
@@ -170,8 +214,9 @@ def test_rows_that_end_apart(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed"])
 def test_the_cache_that_is_returned(drafter: str) -> None:
     """Rows that left the batch keep what they had, though their buffers were used again."""
-    target, draft = noisy_pair()
-    prompts, texts = ragged_prompts(3), reference("llama", 3)
+    target, draft = noisy_pair("llama")
+    prompts = {"input_ids": torch.randint(2, 97, (3, 12))}  # plain decoding has keys of padding, too
+    texts = plain_texts(target, prompts)
     wanted = options(eos_token_id=ends_apart(texts), return_dict_in_generate=True)
     plain = target.generate(**prompts, **wanted)
     with taped():
@@ -205,7 +250,7 @@ def test_a_whole_draft_is_one_replay() -> None:
     ids=["threshold", "processor", "short"],
 )
 def test_drafts_that_need_their_steps(drafter: Callable[[Any], Any], changes: dict[str, Any]) -> None:
-    target, draft = noisy_pair()
+    target, draft = noisy_pair("llama")
     prompts = ragged_prompts(3)
     texts = plain_texts(target, prompts, **changes)
     config = SpecConfig(drafter=drafter(draft), num_draft_tokens=4, draft_length="fixed")
@@ -227,7 +272,7 @@ def test_a_draft_of_another_vocabulary_and_context() -> None:
 
 
 def test_a_broken_draft_is_noticed_in_a_graph() -> None:
-    target = noisy_pair()[0]
+    target = noisy_pair("llama")[0]
     draft = tiny_model(seed=1)
     prompts, texts = ragged_prompts(1), reference("llama", 1)
     with torch.no_grad():
@@ -241,7 +286,7 @@ def test_a_broken_draft_is_noticed_in_a_graph() -> None:
 
 
 def test_a_capture_has_to_pay() -> None:
-    target, texts = noisy_pair()[0], reference("llama", 1)
+    target, texts = noisy_pair("llama")[0], reference("llama", 1)
     with taped(after=5) as made:
         stats = run(target, ragged_prompts(1), texts, "none")
         assert stats.graph_replays == stats.num_target_forwards - 1 - 5
@@ -251,7 +296,7 @@ def test_a_capture_has_to_pay() -> None:
 
 def test_sampled_drafts_keep_the_joint_through_graphs() -> None:
     with taped():
-        seen, statistics = distribution.sample(distribution.DRAFTERS["draft_model"](), "block", "processed")
+        seen, statistics = distribution.sample(distribution.DRAFTERS["draft_model"](), "block", "processed", n=5000)
     assert distribution.p_of(seen, "processed") > distribution.RIGHT
     assert statistics.graph_replays > 0
     assert statistics.eager_reason is None
@@ -284,7 +329,7 @@ def test_one_copy_a_round_through_graphs(drafter: str, changes: dict[str, Any]) 
 
 
 def test_two_threads_have_buffers_of_their_own() -> None:
-    target, draft = noisy_pair()
+    target, draft = noisy_pair("llama")
     prompts, texts = [ragged_prompts(3), ragged_prompts(2)], [reference("llama", 3), reference("llama", 2)]
     together, found, failed = threading.Barrier(2, timeout=30), {}, []
 
@@ -318,7 +363,7 @@ def test_two_threads_have_buffers_of_their_own() -> None:
 
 
 def test_a_lease_is_given_back_when_the_generation_ends() -> None:
-    target, draft = noisy_pair()
+    target, draft = noisy_pair("llama")
     gc.disable()
     try:
         with taped() as made:
@@ -335,7 +380,7 @@ def test_a_lease_is_given_back_after_an_error() -> None:
         if event.step == 3:
             raise KeyboardInterrupt
 
-    target = noisy_pair()[0]
+    target = noisy_pair("llama")[0]
     with taped():
         with pytest.raises(KeyboardInterrupt):
             hf_specdec.generate(
@@ -347,7 +392,7 @@ def test_a_lease_is_given_back_after_an_error() -> None:
 
 
 def test_a_lease_tells_nothing_of_the_text_before() -> None:
-    target = noisy_pair()[0]
+    target = noisy_pair("llama")[0]
     with taped():
         check("llama", 1, "none")
         (lease,) = leases(target)
@@ -360,7 +405,7 @@ def test_a_lease_tells_nothing_of_the_text_before() -> None:
 
 def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
-    target = noisy_pair()[0]
+    target = noisy_pair("llama")[0]
     with taped() as made:
         check("llama", 1, "oracle 0.7")
         (lease,) = leases(target)
@@ -374,7 +419,7 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_KEPT", 2)
-    target = noisy_pair()[0]
+    target = noisy_pair("llama")[0]
     with taped():
         for rows in (1, 2, 3, 5):
             run(target, ragged_prompts(rows), reference("llama", rows), "none")
@@ -398,7 +443,7 @@ def test_graphs_die_with_their_model() -> None:
 def test_disable_frees_graphs() -> None:
     with taped():
         check("llama", 1, "none")
-        pool = graphs._pools[noisy_pair()[0]]
+        pool = graphs._pools[noisy_pair("llama")[0]]
         hf_specdec.disable()
         assert not graphs._pools
         assert pool.closed
@@ -431,7 +476,7 @@ def test_a_changed_model_gets_new_graphs(change: str) -> None:
 
 
 def test_a_hooked_model_is_not_captured() -> None:
-    target = copy.deepcopy(noisy_pair()[0])
+    target = copy.deepcopy(noisy_pair("llama")[0])
     calls: list[int] = []
     target.model.layers[0].register_forward_hook(lambda *args: calls.append(1))
     with taped():
@@ -473,6 +518,19 @@ def test_a_failed_capture_costs_speed_only(
     ] * models
 
 
+def test_a_forward_that_looks_at_its_data_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = RowModel.at
+
+    def looking(self: RowModel, tokens: Tensor, *args: Any) -> Tensor:
+        return at(self, tokens, *args) + (0 if tokens.sum() > 0 else 1)
+
+    monkeypatch.setattr(RowModel, "at", looking)
+    with taped() as made:
+        stats = check("llama", 3, "oracle 0.7")
+        assert "_local_scalar_dense" in str(stats.eager_reason)
+        assert not any(tape.graphs for tape in made)
+
+
 def test_where_graphs_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_SPECDEC_GRAPHS", raising=False)
     assert graphs.backend_for(torch.device("cpu")) is None
@@ -480,7 +538,7 @@ def test_where_graphs_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graphs.backend_for(torch.device("cuda", 1)) is graphs.CudaGraphs
     monkeypatch.setenv("HF_SPECDEC_GRAPHS", "0")
     assert graphs.backend_for(torch.device("cuda", 1)) is None
-    assert RowModel(noisy_pair()[0], 1, 8).fast is None
+    assert RowModel(noisy_pair("llama")[0], 1, 8).fast is None
 
 
 def test_rounding_up() -> None:
@@ -495,7 +553,7 @@ def test_rounding_up() -> None:
 
 
 def test_a_pool_lends_what_fits() -> None:
-    runner = RowModel(noisy_pair()[0], 1, 8)
+    runner = RowModel(noisy_pair("llama")[0], 1, 8)
     with torch.no_grad():
         runner.prefill([[5, 6]])
     pool, like, device = Pool((), None), runner.cache, torch.device("cpu")
@@ -526,17 +584,19 @@ def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("name", "drafter"), [("llama", "oracle 0.7"), ("gpt2", "recycling")])
 @pytest.mark.usefixtures("eager_compiler")
 def test_text_from_traced_code(name: str, drafter: str) -> None:
-    target = noisy_pair(name)[0]
-    prompts, texts = ragged_prompts(1), reference(name, 1)
+    target = tiny_model(name, **({"n_layer": 1} if name == "gpt2" else {"num_hidden_layers": 1}))
+    prompts = ragged_prompts(1)
+    texts = plain_texts(target, prompts)
     config = SpecConfig.from_argument(make_drafter(drafter, texts), compile=True)
     stats = run(target, prompts, texts, config)
     assert stats.compiled_forwards == stats.num_target_forwards - 1
     assert stats.capture_seconds > 0
     assert stats.eager_reason is None
-    kinds = set(fast._compiled[target].shapes)
-    again = run(target, prompts, texts, SpecConfig(drafter=Oracle(texts, 0.0), draft_length="fixed", compile=True))
-    assert again.compiled_forwards == again.num_target_forwards - 1
-    assert name == "gpt2" or fast._compiled[target].shapes == kinds
+    if name == "llama":  # what was compiled serves other widths and longer texts
+        config = SpecConfig(drafter=Oracle(texts, 0.0), num_draft_tokens=3, draft_length="fixed", compile=True)
+        again = run(target, prompts, texts, config)
+        assert again.compiled_forwards == again.num_target_forwards - 1
+        assert len(fast._compiled[target].shapes) <= 4
 
 
 @pytest.mark.usefixtures("eager_compiler")
@@ -572,7 +632,7 @@ def test_a_failed_compilation_costs_speed_only(
         for _ in range(2):
             texts = reference("llama", 1)
             config = SpecConfig(drafter=Oracle(texts, 0.7), draft_length="fixed", compile=True)
-            stats = run(noisy_pair()[0], ragged_prompts(1), texts, config)
+            stats = run(noisy_pair("llama")[0], ragged_prompts(1), texts, config)
             assert "C++ compiler" in str(stats.eager_reason)
             assert stats.compiled_forwards == 0
     assert len([each for each in caplog.records if "runs eagerly" in each.message]) == 1
@@ -603,7 +663,7 @@ def test_text_from_compiled_code() -> None:
 def test_text_on_a_gpu(drafter: str, rows: int, compile: bool) -> None:
     if compile and drafter not in ("none", "oracle 0.7"):
         pytest.skip("two drafters are enough for compiled code")
-    target, draft = (copy.deepcopy(model).cuda() for model in noisy_pair())
+    target, draft = (copy.deepcopy(model).cuda() for model in noisy_pair("llama"))
     prompts = {name: value.cuda() for name, value in ragged_prompts(rows).items()}
     texts = plain_texts(target, prompts, max_new_tokens=100)
     config = SpecConfig.from_argument(make_drafter(drafter, texts, draft), compile=compile)
@@ -618,7 +678,7 @@ def test_text_on_a_gpu(drafter: str, rows: int, compile: bool) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_failed_capture_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy to the host breaks the capture; the device and its stream stay usable."""
-    target = copy.deepcopy(noisy_pair()[0]).cuda()
+    target = copy.deepcopy(noisy_pair("llama")[0]).cuda()
     prompts = {name: value.cuda() for name, value in ragged_prompts(1).items()}
     texts = plain_texts(target, prompts)
     at = RowModel.at

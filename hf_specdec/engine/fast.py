@@ -216,7 +216,7 @@ class FastForward:
             if shape not in lease.graphs:
                 began = time.perf_counter()
                 with standing_still():
-                    lease.capture(shape, body)
+                    lease.capture(shape, body, watched=self.compiled is None)
                 _count(seconds=time.perf_counter() - began)
             lease.replay(shape)
         except Exception as error:
@@ -293,8 +293,9 @@ class FastForward:
     def _give_up(self, what: Pool | Compiled | None, how: str, error: Exception) -> None:
         """Run the model eagerly from now on; say why, once."""
         assert what is not None
-        text = str(error).strip().partition("\n")[0]
-        what.reason = f"it can't be {how}: {type(error).__name__}: {text}"
+        cause = getattr(error, "inner_exception", None) or error.__context__ or error  # what went wrong first
+        text = str(cause).strip().partition("\n")[0]
+        what.reason = f"it can't be {how}: {type(cause).__name__}: {text}"
         logger.warning("the model's forward runs eagerly: %s", what.reason)
 
 

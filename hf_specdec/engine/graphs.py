@@ -7,6 +7,7 @@ results. A generation has its lease alone; the next one takes it over, graphs in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter, OrderedDict
@@ -16,6 +17,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from . import compat
 from .cache import RowCache, upload
@@ -24,6 +27,8 @@ from .masks import Branches
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # tokens a row of a captured forward
 SMALL = 17  # widths up to here share one buffer of logits
+# operators whose result, or the shape of it, has to be known on the host
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal.", "unique", "_unique", "bincount")
 CAPTURE_AFTER = 2  # uses of a shape that run eagerly: a capture costs as much as some forwards
 MOST_GRAPHS = 48  # for one lease
 MOST_KEPT = 4  # leases of a model that wait for the next generation
@@ -69,12 +74,25 @@ class CudaGraphs:
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             self.stream.wait_stream(current)
-            with torch.cuda.stream(self.stream):  # `torch.cuda.graph` doesn't restore the stream if a capture fails
-                body()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+            try:
+                with torch.cuda.stream(self.stream):  # `torch.cuda.graph` doesn't restore it if a capture fails
                     body()
-            current.wait_stream(self.stream)
+                    return self._captured(body)
+            finally:
+                current.wait_stream(self.stream)
+
+    def _captured(self, body: Callable[[], object]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+                body()
+        except Exception:
+            # torch's generators then believe that they are still being captured, until a capture succeeds
+            with contextlib.suppress(Exception):
+                healing = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(healing, stream=self.stream, capture_error_mode="thread_local"):
+                    torch.zeros(1, device=self.device)
+            raise
         return graph
 
     def mark(self) -> None:
@@ -88,6 +106,30 @@ class CudaGraphs:
     def memory(self) -> float:
         """As in `Backend`."""
         return float(torch.cuda.get_device_properties(self.device).total_memory)
+
+
+class Watch(TorchDispatchMode):
+    """Raises where a capture would break, while there is none yet: a failed one leaves traces in torch.
+
+    Args:
+        device: The device that is to be captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator that doesn't make the host wait."""
+        name = str(function).removeprefix("aten.")
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        elsewhere = any(
+            each.device.type != self.device.type for each in given if each.ndim or name.startswith("where")
+        )
+        booleans = name.startswith("index.") and any(each.dtype in (torch.bool, torch.uint8) for each in given[1:])
+        if elsewhere or booleans or name.startswith(WAITING):
+            raise RuntimeError(f"{name} makes the host wait or copies from it")
+        return function(*args, **(kwargs or {}))
 
 
 def backend_for(device: torch.device) -> Callable[[torch.device], Backend] | None:
@@ -166,8 +208,17 @@ class Lease:
             self.outputs[name] = values.new_empty(self.rows, width, *values.shape[2:])
         self.outputs[name][:, : values.shape[1]] = values
 
-    def capture(self, shape: Hashable, body: Callable[[], None]) -> None:
-        """Capture a function of the buffers; forget the graph that wasn't used for longest if there are too many."""
+    def capture(self, shape: Hashable, body: Callable[[], None], watched: bool) -> None:
+        """Capture a function of the buffers; forget the graph that wasn't used for longest if there are too many.
+
+        Args:
+            shape: What to call it.
+            body: The function.
+            watched: Whether to look first at what it does; compiled code can't be looked at.
+        """
+        if watched:
+            with Watch(self.lengths.device):
+                body()
         with _capturing:
             self.graphs[shape] = self.backend.capture(body)
         while len(self.graphs) > MOST_GRAPHS:
@@ -197,7 +248,8 @@ class Pool:
     def lend(self, like: RowCache, rows: int, slots: int, device: torch.device, backend: Any) -> Lease:
         """A lease for that many rows with room for `slots` slots, taken over or new; its keys and values are zero."""
         with self._lock:
-            fitting = [each for each in self.free if each.rows == rows and slots <= each.capacity <= 4 * slots]
+            most = 4 * bucket(slots)
+            fitting = [each for each in self.free if each.rows == rows and slots <= each.capacity <= most]
             if fitting:
                 lease = min(fitting, key=lambda each: each.capacity)
                 self.free.remove(lease)
@@ -229,10 +281,11 @@ class Pool:
 
 def pool_of(model: Any) -> Pool:
     """The pool of a model: a new one where anything that its graphs depend on has changed."""
-    signature, pool = _signature(model), _pools.get(model)
+    reason, pool = _unsupported_reason(model), _pools.get(model)
+    signature = (reason, _signature(model))
     if pool is None or pool.signature != signature:
         free(model)
-        pool = _pools[model] = Pool(signature, _unsupported_reason(model))
+        pool = _pools[model] = Pool(signature, reason)
     return pool
 
 
@@ -274,7 +327,6 @@ def _signature(model: Any) -> object:
         [(each.data_ptr(), tuple(each.shape), each.stride(), each.dtype) for each in tensors],
         compat.fingerprint(compat.model_class(model).__module__),
         compat.attention_implementation(model),
-        _unsupported_reason(model),
         os.environ.get("HF_SPECDEC_LEAN"),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),

@@ -75,7 +75,7 @@ class Masks:
         inside = keys - start  # index in the block, negative for committed slots; [rows, stop]
         index = inside.clamp(0, width - 1)
         kin = ancestors.gather(2, index[:, None].expand(rows, width, -1))
-        visible = torch.where((inside < 0)[:, None], True, kin & (inside < width)[:, None])
+        visible = (inside < 0)[:, None] | (kin & (inside < width)[:, None])
         if window is not None and len(keys) > window:
             positions = torch.where(inside < 0, keys, start + depth.gather(1, index))
             visible &= positions[:, None] > (start + depth)[..., None] - window
