@@ -21,16 +21,8 @@ from hf_specdec.engine import graphs
 
 
 # what a CUDA capture refuses: results that the host has to know, and data that comes from the host
-REFUSED = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "is_nonzero",
-    "equal",
-    "unique",
-    "lift_fresh",
-    "bincount",
-)
+REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal.", "unique", "_unique", "bincount")
+REFUSED += ("lift_fresh",)
 Operator = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
@@ -52,7 +44,6 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[Operator] = []
-        self.made: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function).removeprefix("aten.")
@@ -60,15 +51,10 @@ class Recorder(TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         if name.startswith("index.") and any(each is not None and each.dtype == torch.bool for each in args[1]):
             raise RuntimeError("operation not permitted when stream is capturing: an index of booleans")
-        if name.startswith("where.") and any(each.ndim == 0 and id(each) not in self.made for each in args[1:]):
-            raise RuntimeError(
-                "operation not permitted when stream is capturing: `where` copies a number to the device"
-            )
         kwargs = kwargs or {}
         found = function(*args, **kwargs)
         results = [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)]
         self.operators.append((function, args, kwargs, results))
-        self.made.update(map(id, results))
         return found
 
 

@@ -24,6 +24,7 @@ def test_everything_is_optional_and_keyword_only() -> None:
     assert len(fields(config)) <= 10
     assert all(getattr(config, name) is None for name in ("drafter", "draft_model", "num_draft_tokens", "seed"))
     assert (config.draft_length, config.verification, config.strict) == ("adaptive", "auto", False)
+    assert config.compile is False
     with pytest.raises(TypeError):
         SpecConfig("prompt_lookup")  # type: ignore[call-arg]
 
@@ -48,6 +49,7 @@ def test_it_is_frozen_comparable_and_copies() -> None:
         ({"num_draft_tokens": "5"}, "from 0 to 128 or None, got '5'"),
         ({"seed": 1.5}, "`seed` must be an integer or None, got 1.5"),
         ({"seed": False}, "`seed` must be an integer or None, got False"),
+        ({"compile": 1}, "`compile` must be True or False, got 1"),
         ({"on_step": 3}, "`on_step` must be a callable taking a StepEvent, got 3"),
     ],
     ids=str,

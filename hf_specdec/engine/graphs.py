@@ -28,7 +28,16 @@ from .masks import Branches
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # tokens a row of a captured forward
 SMALL = 17  # widths up to here share one buffer of logits
 # operators whose result, or the shape of it, has to be known on the host
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal.", "unique", "_unique", "bincount")
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal.",
+    "unique",
+    "_unique",
+    "bincount",
+)
 CAPTURE_AFTER = 2  # uses of a shape that run eagerly: a capture costs as much as some forwards
 MOST_GRAPHS = 48  # for one lease
 MOST_KEPT = 4  # leases of a model that wait for the next generation
@@ -108,7 +117,7 @@ class CudaGraphs:
         return float(torch.cuda.get_device_properties(self.device).total_memory)
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where a capture would break, while there is none yet: a failed one leaves traces in torch.
 
     Args:
@@ -116,19 +125,17 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator that doesn't make the host wait."""
         name = str(function).removeprefix("aten.")
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        elsewhere = any(
-            each.device.type != self.device.type for each in given if each.ndim or name.startswith("where")
-        )
+        elsewhere = any(each.device.type != self.device.type for each in given if each.ndim)
         booleans = name.startswith("index.") and any(each.dtype in (torch.bool, torch.uint8) for each in given[1:])
         if elsewhere or booleans or name.startswith(WAITING):
-            raise RuntimeError(f"{name} makes the host wait or copies from it")
+            raise RuntimeError(f"{name} makes the host wait, or copies from it")
         return function(*args, **(kwargs or {}))
 
 
