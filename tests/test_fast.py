@@ -175,6 +175,8 @@ def test_copies_from_the_host_are_seen_before() -> None:
     ones, copied = torch.ones(3, device="meta"), torch.ones(3, device="cpu")
     with pytest.raises(RuntimeError, match="host"), graphs.Watch(torch.device("meta")):
         ones.copy_(copied)
+    with pytest.raises(RuntimeError, match="host"), graphs.Watch(torch.device("cpu")):
+        copied.to("meta")
     with graphs.Watch(torch.device("meta")):
         assert (ones * 2 + 1).device.type == "meta"
 

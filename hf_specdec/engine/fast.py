@@ -243,6 +243,8 @@ class FastForward:
         except Exception as error:  # no memory for it
             self._give_up(pool, "captured", error)
             return None
+        if self.compiled is not None:
+            _vary_states(lease.cache)
         cache.move_to(lease.cache)
         if self._return is not None:
             self._return()
@@ -254,7 +256,21 @@ class FastForward:
         """`runner.at`, compiled if that was asked for."""
         if self.compiled is None or self.compiled.reason is not None:
             return runner.at
-        return types.MethodType(self.compiled.function, runner)
+        compiled = self.compiled.function
+
+        def forward(
+            tokens: Tensor,
+            lengths: Tensor,
+            cache: RowCache,
+            ladder: Tensor,
+            branches: Branches | None,
+            way: Way | None,
+        ) -> Tensor:
+            for each in (tokens, lengths, ladder, *(branches or ())):
+                _vary(each, *range(each.ndim))
+            return compiled(runner, tokens, lengths, cache, ladder, branches, way)
+
+        return forward
 
     def _compiled_block(
         self, runner: RowModel, compiled: Compiled, tokens: Tensor, branches: Branches | None
@@ -264,24 +280,18 @@ class FastForward:
         cache.make_room(stop)
         if self._view is None or not cache.lies_in(self._view) or len(self._view.lengths) != rows:
             self._view = cache.view()
-            for layer in self._view.layers:
-                _vary(layer.keys, 0, 2)
-                _vary(layer.values, 0, 2)
+            _vary_states(self._view)
         lengths, ladder = upload(cache.lengths, runner.device), torch.arange(stop, device=runner.device)
-        for each in (tokens, *(branches or ())):
-            _vary(each, *range(each.ndim))
-        _vary(lengths, 0)
-        _vary(ladder, 0)
         way = _way(runner, tokens.numel())
         kind = (rows == 1, width == 1, branches is not None, way)
-        arguments = (tokens, lengths, self._view, ladder, branches, way)
+        forward, arguments = self._function(runner), (tokens, lengths, self._view, ladder, branches, way)
         try:
             if kind in compiled.shapes:
-                logits = compiled.function(runner, *arguments)
+                logits = forward(*arguments)
             else:
                 began = time.perf_counter()
                 with standing_still():
-                    logits = compiled.function(runner, *arguments)
+                    logits = forward(*arguments)
                 _count(seconds=time.perf_counter() - began)
                 compiled.shapes.add(kind)
         except Exception as error:
@@ -310,6 +320,13 @@ def _vary(tensor: Tensor, *dims: int) -> None:
     for dim in dims:
         if tensor.shape[dim] > 1:
             torch._dynamo.mark_dynamic(tensor, dim)
+
+
+def _vary_states(cache: RowCache) -> None:
+    """The same for keys and values: rows and slots."""
+    for layer in cache.layers:
+        _vary(layer.keys, 0, 2)
+        _vary(layer.values, 0, 2)
 
 
 def _way(runner: RowModel, tokens: int) -> Way | None:

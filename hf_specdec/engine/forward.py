@@ -144,7 +144,7 @@ class RowModel:
         """
         lengths = [len(row) for row in rows]
         longest = max(lengths)
-        block = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
+        block = upload([[*row, *[0] * (longest - len(row))] for row in rows], self.device)
         if min(lengths) == longest and not chunk:
             output = self.forward(block, lengths, 1, **options)
             self.cache.commit(lengths)
@@ -157,7 +157,7 @@ class RowModel:
             ends = sorted(
                 {count - 1 for count, length in zip(counts, lengths, strict=True) if 0 < length - first <= step}
             )
-            keep = torch.tensor(ends or [0], device=self.device)
+            keep = upload(ends or [0], self.device)
             output = self.forward(piece, counts, keep, **options)
             self.cache.commit(counts)
             for index, length in enumerate(lengths):

@@ -8,6 +8,7 @@ results. A generation has its lease alone; the next one takes it over, graphs in
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import Counter, OrderedDict
@@ -24,6 +25,8 @@ from . import compat
 from .cache import RowCache, upload
 from .masks import Branches
 
+
+logger = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # tokens a row of a captured forward
 SMALL = 17  # widths up to here share one buffer of logits
@@ -132,7 +135,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator that doesn't make the host wait."""
         name = str(function).removeprefix("aten.")
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        elsewhere = any(each.device.type != self.device.type for each in given if each.ndim)
+        moves = name.startswith(("_to_copy", "copy_"))  # elsewhere a number may be a tensor on the host
+        places = {each.device.type for each in given if each.ndim or moves}
+        if moves and (kwargs or {}).get("device") is not None:
+            places.add(torch.device(kwargs["device"]).type)
+        elsewhere = not places <= {self.device.type}
         booleans = name.startswith("index.") and any(each.dtype in (torch.bool, torch.uint8) for each in given[1:])
         if elsewhere or booleans or name.startswith(WAITING):
             raise RuntimeError(f"{name} makes the host wait, or copies from it")
@@ -293,6 +300,8 @@ def pool_of(model: Any) -> Pool:
     if pool is None or pool.signature != signature:
         free(model)
         pool = _pools[model] = Pool(signature, reason)
+        if reason is not None:
+            logger.info("no graphs for %s: %s", type(model).__name__, reason)
     return pool
 
 
