@@ -375,6 +375,17 @@ def test_a_lease_is_given_back_when_the_generation_ends() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed"])
+def test_a_lease_serves_calls_with_and_without_inference_mode(drafter: str) -> None:
+    with taped() as made:
+        for inference in (True, False, True):
+            with torch.inference_mode(inference):
+                stats = check("llama", 3, drafter)
+            assert stats.eager_reason is None
+            assert stats.graph_replays >= stats.num_target_forwards - 1
+        assert len(made) <= 2
+
+
 def test_a_lease_is_given_back_after_an_error() -> None:
     def stop(event: Any) -> None:
         if event.step == 3:

@@ -219,7 +219,8 @@ class Lease:
             width: The widest that this result may be.
         """
         if name not in self.outputs:  # while warming up, outside of the graphs' own memory
-            self.outputs[name] = values.new_empty(self.rows, width, *values.shape[2:])
+            with torch.inference_mode(False):
+                self.outputs[name] = values.new_empty(self.rows, width, *values.shape[2:])
         self.outputs[name][:, : values.shape[1]] = values
 
     def capture(self, shape: Hashable, body: Callable[[], None], watched: bool) -> None:
@@ -268,7 +269,8 @@ class Pool:
                 lease = min(fitting, key=lambda each: each.capacity)
                 self.free.remove(lease)
         if not fitting:
-            return Lease(like, rows, bucket(slots), device, backend(device))
+            with torch.inference_mode(False):  # or no later call could write to them outside of it
+                return Lease(like, rows, bucket(slots), device, backend(device))
         lease.backend.wait()
         for layer in lease.cache.layers:  # nothing of another text, not even NaN behind a mask
             layer.keys.zero_()
@@ -346,7 +348,7 @@ def _signature(model: Any) -> object:
         os.environ.get("HF_SPECDEC_LEAN"),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
-        torch.is_autocast_enabled("cuda"),
+        (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled()),
         backends.matmul.allow_bf16_reduced_precision_reduction,
         backends.matmul.allow_fp16_reduced_precision_reduction,
