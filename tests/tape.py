@@ -58,6 +58,11 @@ class Recorder(TorchDispatchMode):
         return found
 
 
+def storage(tensor: Tensor) -> int:
+    """Where a tensor's memory is."""
+    return tensor.untyped_storage().data_ptr()
+
+
 class TapeGraph:
     """A recorded function."""
 
@@ -69,8 +74,10 @@ class TapeGraph:
         self.replays += 1
         for function, args, kwargs, results in self.operators:
             aliases = [each.alias_info for each in function._schema.returns]
-            if results and all(alias is not None and not alias.is_write for alias in aliases):
-                continue  # a view of memory that is still the same
+            given = {storage(each) for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)}
+            viewing = results and all(alias is not None and not alias.is_write for alias in aliases)
+            if viewing and {storage(each) for each in results} <= given:
+                continue  # a view of memory that is still the same; `reshape` may be one or not
             again = [each for each in tree_flatten(function(*args, **kwargs))[0] if isinstance(each, Tensor)]
             for old, new in zip(results, again, strict=True):
                 if old is not new and old.data_ptr() != new.data_ptr():
@@ -82,11 +89,11 @@ class TapeGraph:
         found: dict[int, Tensor] = {}
         for _, args, kwargs, results in self.operators:
             for each in tree_flatten((args, kwargs))[0]:
-                if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in made:
-                    found[each.untyped_storage().data_ptr()] = each
+                if isinstance(each, Tensor) and storage(each) not in made:
+                    found[storage(each)] = each
             for each in results:
-                if each.untyped_storage().data_ptr() not in found:
-                    made.add(each.untyped_storage().data_ptr())
+                if storage(each) not in found:
+                    made.add(storage(each))
         return list(found.values())
 
 
