@@ -70,6 +70,7 @@ class TapeGraph:
         self.operators = operators
         self.replays = 0
 
+    @torch.inference_mode()  # a replay asks for no mode: it may write to whatever was captured
     def replay(self) -> None:
         self.replays += 1
         for function, args, kwargs, results in self.operators:
