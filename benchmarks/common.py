@@ -25,7 +25,7 @@ from hf_specdec.engine.forward import RowModel
 from hf_specdec.stats import StepEvent
 
 
-Measure = Callable[[Callable[[], Any]], float]
+Measure = Callable[[Callable[[], Any], torch.device], float]
 
 
 def timed(run: Callable[[], Any], device: torch.device | str = "cpu") -> tuple[float, Any]:
@@ -192,8 +192,8 @@ def ideal_seconds(
 ) -> float:
     """What the model calls of a generation take on their own: prefill, each round's target forward, each draft step.
 
-    Forwards are measured alone, at the rows and widths that were used, behind the prompt and half of the output. η is
-    this over the seconds of the generation: 1 where the loop around the calls costs nothing.
+    Forwards are measured alone, at the rows and widths that were used, behind the prompt and half of the output. Plain
+    decoding's seconds over these are the speed-up of a loop that costs nothing; η is the measured speed-up over that.
 
     Args:
         model: The target.
@@ -201,7 +201,7 @@ def ideal_seconds(
         prompts: Tokens of each row.
         outputs: What each row emitted.
         rounds: From `rounds_of`.
-        measure: Gives the seconds of a call.
+        measure: Gives the seconds of a forward, from the call and its device.
     """
     texts = [[*prompt, *output[: len(output) // 2]] for prompt, output in zip(prompts, outputs, strict=True)]
     forwards = Counter((each.rows, each.width) for each in rounds)
@@ -227,7 +227,7 @@ def _calls(
     widest = max((width for _, width in forwards), default=1)
     reserve = max(map(len, texts)) + widest
     with torch.no_grad():
-        seconds = measure(lambda: RowModel(model, len(prompts), reserve).prefill(prompts))
+        seconds = median_seconds(lambda: RowModel(model, len(prompts), reserve).prefill(prompts), model.device)
         row_model = RowModel(model, len(texts), reserve)
         row_model.prefill(texts)
         for rows in sorted({rows for rows, _ in forwards}, reverse=True):
@@ -235,7 +235,8 @@ def _calls(
                 row_model.cache.select(range(rows))
             for width in sorted(width for count, width in forwards if count == rows):
                 tokens = torch.ones(rows, width, dtype=torch.long, device=model.device)
-                one = measure(lambda tokens=tokens, rows=rows, width=width: row_model.forward(tokens, [width] * rows))
+                counts = [width] * rows
+                one = measure(lambda tokens=tokens, counts=counts: row_model.forward(tokens, counts), model.device)
                 seconds += forwards[rows, width] * one
     return seconds
 

@@ -168,7 +168,9 @@ def measure(
         if eta and rounds:
             draft = bench.draft if any(each.draft_steps for each in rounds) else None
             ideal = ideal_seconds(bench.model, draft, item.prompts, output.rows, rounds)
-            results[name] |= {"ideal_seconds": ideal, "eta": ideal / results[name]["seconds"]}
+            before, rate = rate, _rate(*reversed(timed(lambda: plain(inputs, tokens), device)))
+            best = speedup(_rate(output, ideal), before, rate)
+            results[name] |= {"ideal_speedup": best, "eta": results[name]["speedup"] / best}
     return {"plain_seconds": plain_seconds, "plain_tokens": sum(map(len, reference.rows)), "results": results}
 
 
@@ -262,7 +264,7 @@ def run(options: argparse.Namespace) -> None:
             missing = [each for each in methods if each not in done.get(key(record), ())]
             if not missing:
                 continue
-            if options.minutes and time.perf_counter() - began + longest > 60 * options.minutes:
+            if options.minutes is not None and time.perf_counter() - began + longest > 60 * options.minutes:
                 print("time is up; the same command goes on from here", file=sys.stderr)
                 return
             item_began = time.perf_counter()
