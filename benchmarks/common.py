@@ -227,7 +227,7 @@ def _calls(
     widest = max((width for _, width in forwards), default=1)
     reserve = max(map(len, texts)) + widest
     with torch.no_grad():
-        seconds = median_seconds(lambda: RowModel(model, len(prompts), reserve).prefill(prompts), model.device)
+        seconds = median_seconds(lambda: RowModel(model, len(prompts), reserve).prefill(prompts), model.device, 1)
         row_model = RowModel(model, len(texts), reserve)
         row_model.prefill(texts)
         for rows in sorted({rows for rows, _ in forwards}, reverse=True):

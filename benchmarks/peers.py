@@ -53,7 +53,7 @@ GROUPS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "rag_zh": (("xquad_zh", None),),
 }
 LOOKUPS = "ours,transformers_lookup,flashspec_ngram,economize_lookup"
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,15 @@ class Mode:
     batches: tuple[int, ...]
     per_group: int
     plain_every: int  # a plain run behind so many methods
+    max_new_tokens: int
+    eta_per_group: int
 
 
 MODES = {
-    "run": Mode(f"{LOOKUPS},ours:adversarial", ",".join(GROUPS), (1,), 10, 2),
-    "off": Mode("ours:none,ours:off,ours:none@eager,ours:off@eager", "chat,math", (1, 8), 4, 1),
-    "ragged": Mode("ours", "code_edit", (8,), 4, 1),
-    "pair": Mode("ours,transformers_assisted,flashspec_model,economize_model", "pair", (1,), 10, 1),
+    "run": Mode(f"{LOOKUPS},ours:adversarial", ",".join(GROUPS), (1,), 10, 2, 96, 2),
+    "off": Mode("ours:none,ours:off,ours:none@eager,ours:off@eager", "chat,math", (1, 8), 3, 1, 48, 0),
+    "ragged": Mode("ours", "code_edit", (8,), 4, 1, 64, 2),
+    "pair": Mode("ours,transformers_assisted,flashspec_model,economize_model", "pair", (1,), 10, 1, 64, 2),
 }
 
 
@@ -245,7 +247,8 @@ def run(options: argparse.Namespace) -> None:
     out, number = Path(options.out), options.per_group or mode.per_group
     append(out, {"kind": "about", "peers": peer_versions(), "skipped": skipped} | about(sys.argv))
     done = {key(record): set(record["results"]) for record in merged(read([out]))}
-    longest, warm, with_eta = 0.0, set(), dict[tuple[str, int], int]()
+    longest = 0.0  # seconds a prompt
+    warm, with_eta = set(), dict[tuple[str, int], int]()
     for batch in options.batch or mode.batches:
         if tokenizer is None:
             items = random_items(batch, number, bench.model.config.vocab_size)
@@ -264,7 +267,7 @@ def run(options: argparse.Namespace) -> None:
             missing = [each for each in methods if each not in done.get(key(record), ())]
             if not missing:
                 continue
-            if options.minutes is not None and time.perf_counter() - began + longest > 60 * options.minutes:
+            if options.minutes is not None and time.perf_counter() - began + longest * batch > 60 * options.minutes:
                 print("time is up; the same command goes on from here", file=sys.stderr)
                 return
             item_began = time.perf_counter()
@@ -275,7 +278,7 @@ def run(options: argparse.Namespace) -> None:
             chosen = {each: methods[each] for each in turned}
             record |= measure(bench, item, chosen, options.max_new_tokens, every, eta)
             append(out, record)
-            longest = max(longest, time.perf_counter() - item_began)
+            longest = max(longest, (time.perf_counter() - item_began) / batch)
             _say(record)
 
 
@@ -312,9 +315,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "--batch", type=int, action="append", help=f"batch size, repeatable; default {mode.batches}"
         )
         command.add_argument("--per-group", type=int, help=f"batches of each group; default {mode.per_group}")
-        command.add_argument("--max-new-tokens", type=int, default=96)
+        command.add_argument("--max-new-tokens", type=int, default=mode.max_new_tokens)
         command.add_argument("--plain-every", type=int, help=f"methods between plain runs; default {mode.plain_every}")
-        command.add_argument("--eta-per-group", type=int, default=2, help="batches of each group to measure η on")
+        command.add_argument(
+            "--eta-per-group", type=int, default=mode.eta_per_group, help="batches of each group to measure η on"
+        )
         command.add_argument("--minutes", type=float, help="stop before a prompt that would end later")
         command.add_argument("--threads", type=int, default=2)
         if name == "pair":

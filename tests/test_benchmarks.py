@@ -114,7 +114,7 @@ def test_ideal_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         lengths.append(list(runner.cache.lengths))
         return (10.0 if runner.model is target else 1.0) * call().logits.shape[1]
 
-    monkeypatch.setattr(common, "median_seconds", lambda call, device: call() and 100.0)
+    monkeypatch.setattr(common, "median_seconds", lambda call, device, repeats: call() and 100.0)
     rounds = [common.Round(2, 4, 3, False), common.Round(2, 4, 3, True), common.Round(1, 1, 0, False)]
     ideal = common.ideal_seconds(target, draft, [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [6, 7]], rounds, seconds)
     # target: 100 + 2 x 40 + 10; draft: 100 + one of 1 token, one of 2, then 2 + 2 of 1 token
