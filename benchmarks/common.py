@@ -47,6 +47,10 @@ def median_seconds(run: Callable[[], Any], device: torch.device | str = "cpu", r
     return statistics.median(timed(run, device)[0] for _ in range(repeats))
 
 
+class _TimeIsUp(BaseException):
+    """Not an `Exception`, so that what handles errors in the block doesn't handle this."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` in the block when the time is up; does nothing outside the main thread."""
@@ -55,12 +59,14 @@ def time_limit(seconds: float) -> Iterator[None]:
         return
 
     def ring(*_: Any) -> None:
-        raise TimeoutError(f"not finished after {seconds:.0f} s")
+        raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield
+    except _TimeIsUp:
+        raise TimeoutError(f"not finished after {seconds:.0f} s") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
