@@ -8,6 +8,7 @@ censored, never counted as rejections.
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections import defaultdict
@@ -193,6 +194,16 @@ class AdaptiveLength:
                 step = draft_seconds / (width - 1)
                 self.draft[len(sources)] = step if old is None else min(0.8 * old + 0.2 * step, 2 * old)
 
+    def state(self) -> dict[str, Any]:
+        """A copy of everything learnt, for `load`."""
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` gave."""
+        with self._lock:
+            vars(self).update(copy.deepcopy(state))
+
     def _table(self, source: tuple[str, int], prior: float) -> Acceptance:
         if source not in self.acceptance:
             self.acceptance[source] = Acceptance(prior)
@@ -240,3 +251,19 @@ def reset(model: Any) -> None:
     """Forget what was learnt about a target."""
     with _CONTROLLERS_LOCK:
         _CONTROLLERS.pop(model, None)
+
+
+def snapshot(model: Any) -> dict[str, dict[str, Any]]:
+    """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
+    with _CONTROLLERS_LOCK:
+        return {key: each.state() for key, each in _CONTROLLERS.get(model, {}).items()}
+
+
+def restore(model: Any, saved: dict[str, dict[str, Any]]) -> None:
+    """Go back to what was known about a target at `snapshot`."""
+    with _CONTROLLERS_LOCK:
+        for key, each in _CONTROLLERS.get(model, {}).items():
+            if key in saved:
+                each.load(saved[key])
+            else:
+                each.reset()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tqdm import tqdm
 
 
@@ -61,6 +61,23 @@ def show_steps() -> Iterator[Steps]:
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
         yield Steps(bars)
+
+
+@contextmanager
+def show_count() -> Iterator[Callable[[str, int, int], None]]:
+    """Draw one bar on stderr while the block runs.
+
+    Yields:
+        A function to call with what is done now, how many parts are done, and how many there are.
+    """
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left:"), TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda title, done, total: bars.update(task, description=title, completed=done, total=total)
 
 
 def _bytes_in(folder: Path) -> int:
