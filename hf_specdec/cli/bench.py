@@ -182,7 +182,7 @@ def _print_table(
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column(titles[0], overflow="fold")
+    table.add_column(titles[0], no_wrap=True)
     for title in titles[1:]:
         wide = title in WIDE
         table.add_column(title, justify="left" if wide else "right", no_wrap=not wide, overflow="fold")
@@ -190,7 +190,8 @@ def _print_table(
         own = [each for each in summaries if each.category == category]
         table.add_row(Text(category, style="bold"))
         for each in own:
-            table.add_row(Text(f"  {each.method}"), *row(each))
+            if any(cells := row(each)):
+                table.add_row(Text(f"  {each.method}"), *cells)
     console.print(table)
 
 

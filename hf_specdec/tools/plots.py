@@ -153,8 +153,10 @@ def cost_curve(report: BenchReport) -> Figure | None:
         widths = [tokens // costs.rows for tokens in costs.forward]
         ratios = [seconds / costs.plain_step for seconds in costs.forward.values()]
         step = f"plain step {1000 * costs.plain_step:.3g} ms"
-        style = {"color": _colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
-        axes.plot(widths, ratios, label=f"batch {size} ({step}, {costs.context} tokens before)", **style)
+        axes.plot(
+            widths, ratios, label=f"batch {size} ({step}, {costs.context} tokens before)", color=_colour(index),
+            marker=MARKERS[index % len(MARKERS)], markersize=4,
+        )  # fmt: skip
         if costs.draft_step is not None:
             share = costs.draft_step / costs.plain_step
             axes.axhline(
@@ -217,8 +219,10 @@ def _line(
     axes: Axes, report: BenchReport, method: str, x: Sequence[float], y: Sequence[float], whiskers: Any = None
 ) -> None:
     index = report.methods.index(method)
-    style = {"color": _colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4, "capsize": 2}
-    axes.errorbar(x, y, whiskers, label=_spoken(method), elinewidth=0.9, **style)
+    axes.errorbar(
+        x, y, whiskers, label=_spoken(method), color=_colour(index), marker=MARKERS[index % len(MARKERS)],
+        markersize=4, capsize=2, elinewidth=0.9,
+    )  # fmt: skip
 
 
 def _whiskers(ratios: Sequence[Speedup]) -> list[list[float]]:
