@@ -106,11 +106,9 @@ class BenchReport:
         if self.interrupted:
             notes.append("The run was interrupted; these are the figures of what was finished.")
         if self.too_long:
-            notes.append(
-                f"{self.too_long} prompts of more than {self.settings.max_prompt_tokens} tokens were left out."
-            )
+            notes.append(f"Prompts left out for more than {self.settings.max_prompt_tokens} tokens: {self.too_long}.")
         notes += [
-            f"{number} prompts that don't fill a batch of {size} were left out."
+            f"Prompts left out because they don't fill a batch of {size}: {number}."
             for size, number in self.incomplete.items()
             if number
         ]
@@ -121,12 +119,12 @@ class BenchReport:
                 notes.append(f"{place}: {summary.refused}")
             if summary.category == ALL or len(self.groups(summary.batch)) == 1:
                 notes += [
-                    f"{summary.method} at batch {summary.batch}: decoded plainly, wholly or partly, in {number} of "
-                    f"{summary.cases} cases: {why}"
+                    f"{summary.method} at batch {summary.batch}: wholly or partly decoded plainly ({number} of "
+                    f"{summary.cases} cases): {why}"
                     for why, number in summary.fallback_reasons.items()
                 ]
         if self.mismatches:
-            notes.append(f"{self.mismatches} texts differ from plain decoding's by more than rounding explains.")
+            notes.append(f"Texts that differ from plain decoding's by more than rounding explains: {self.mismatches}.")
         return notes
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+LIGHT = ("#E69F00", "#CC79A7", "#56B4E9", "#F0E442")  # black is read better on these
 MARKERS = "osD^vPX*"
 LEAST_SEEN = 10  # a position that was reached less often says nothing about acceptance
+FOOT = 0.36  # inches under a picture for the line that says how it was measured
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -102,9 +104,10 @@ def speedup_by_category(report: BenchReport) -> Figure | None:
                 yerr=_whiskers(ratios), color=_colour(index), label=_spoken(method), error_kw={"lw": 0.9, "capsize": 2},
             )  # fmt: skip
             if len(report.methods) * len(categories) <= 12:
+                ink = "black" if _colour(index) in LIGHT else "white"
                 for place, ratio in bars:
                     label = f"{ratio.geometric_mean:.2f}"
-                    axes.text(place, 0.04, label, ha="center", va="bottom", color="white", fontsize=8, rotation=90)
+                    axes.text(place, 0.04, label, ha="center", va="bottom", color=ink, fontsize=8, rotation=90)
         for place, name in enumerate(categories):
             if any((each.batch, each.category) == (size, name) and each.refused for each in found):
                 axes.text(place, 1.05, "refused:\nplain runs\ndiffer", ha="center", va="bottom", fontsize=7)
@@ -113,7 +116,7 @@ def speedup_by_category(report: BenchReport) -> Figure | None:
         axes.set_xlim(-0.5, len(categories) - 0.5)
         axes.set_ylabel("speed-up (×)")
         axes.set_title(f"Speed-up by category, batch {size}", loc="left")
-        _legend(axes)
+    _legend(figure.get_axes()[0])
     return figure
 
 
@@ -137,7 +140,9 @@ def acceptance_by_position(report: BenchReport) -> Figure | None:
     axes.set_ylim(0, 103)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("accepted, if all before were (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    last = max(4, *(points[-1][0] for points in curves.values() if points))
+    axes.set_xlim(0.5, last + 0.5)
+    axes.set_xticks(range(1, last + 1))
     axes.set_title(f"Acceptance by position, batch {size}", loc="left")
     _legend(axes)
     return figure
@@ -211,7 +216,8 @@ def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+    below = FOOT / height
+    figure.get_layout_engine().set(rect=(0, below, 1, 1 - below))  # type: ignore[union-attr]
     return figure
 
 
@@ -255,6 +261,6 @@ def _conditions(report: BenchReport) -> str:
     hardware = target["hardware"] or f"{report.environment['cpu']}, {report.environment['torch_threads']} threads"
     return (
         f"{Path(target['name']).name}, {target['dtype']}, {hardware}; up to {report.settings.max_new_tokens} new tokens, "
-        f"{len(report.suite.prompts)} prompts, {report.settings.trials} trials;\n"
+        f"prompts: {len(report.suite.prompts)}, trials: {report.settings.trials};\n"
         f"torch {versions['torch']}, transformers {versions['transformers']}, {report.date}"
     )

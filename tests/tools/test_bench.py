@@ -90,7 +90,7 @@ class TestProtocol:
             return run_of(float(len(order)))
 
         plain, trials = interleave(run, [A, B], 2, {})
-        assert order == "plain a plain b plain a plain b plain".split()
+        assert order == ["plain", "a", "plain", "b", "plain", "a", "plain", "b", "plain"]
         assert [each.seconds for each in plain] == [1, 3, 5, 7, 9]
         assert [(each.before, each.run.seconds) for each in trials["a"]] == [(0, 2), (2, 6)]
         assert [(each.before, each.run.seconds) for each in trials["b"]] == [(1, 4), (3, 8)]
@@ -504,7 +504,7 @@ class TestBench:
         report = run_bench(loaded, suite("abcabcabcabc"), choose_methods(["prompt_lookup"])[0], QUICK)
         note = next(note for note in report.notes() if "decoded plainly" in note)
         assert "lost the index" in note
-        assert "1 of 1 cases" in note
+        assert "(1 of 1 cases)" in note
         assert report.ok
 
     def test_mismatch_is_not_ok(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,13 +542,13 @@ class TestBench:
         report = run_bench(loaded, suite("far too long", "short", "other"), choose_methods(["none"])[0], settings)
         assert [case.prompts for case in report.cases] == [("own/1",)]
         assert report.too_long == 1
-        assert any("1 prompts of more than 8 tokens" in note for note in report.notes())
+        assert any("more than 8 tokens: 1." in note for note in report.notes())
 
     def test_incomplete_batches_are_told(self, loaded: LoadedModel) -> None:
         settings = BenchSettings(max_new_tokens=4, trials=2, batch_sizes=(2,), ideal=False)
         report = run_bench(loaded, suite("a", "b", "c"), choose_methods(["none"])[0], settings)
         assert report.incomplete == {2: 1}
-        assert any("1 prompts that don't fill a batch of 2" in note for note in report.notes())
+        assert any("fill a batch of 2: 1." in note for note in report.notes())
 
     @pytest.mark.parametrize(
         ("settings", "message"),
