@@ -8,8 +8,10 @@ decides whether a ratio means anything.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
@@ -25,6 +27,9 @@ from .costs import ArrivalStreamer, Costs, Round
 from .differences import Difference, find_difference
 from .loading import LoadedModel, end_tokens, pad_token
 from .timing import now, relative_spread
+
+
+SWITCH = "HF_SPECDEC_DISABLE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,8 @@ def decode(loaded: LoadedModel, inputs: Mapping[str, Any], method: Method, max_n
     if not method.ours:
         began = now(model.device)
         streamer = ArrivalStreamer(rows)
-        output = model.generate(**inputs, **options, streamer=streamer)
+        with transformers_alone():
+            output = model.generate(**inputs, **options, streamer=streamer)
         seconds = now(model.device) - began
         tokens = _new_tokens(output, width, end_tokens(loaded))
         return Run(seconds, tokens, _by_row(streamer.arrivals, tokens))
@@ -249,6 +255,20 @@ def decode(loaded: LoadedModel, inputs: Mapping[str, Any], method: Method, max_n
         tuple(watch.rounds),
         None if stats is None else stats.to_dict(),
     )
+
+
+@contextmanager
+def transformers_alone() -> Iterator[None]:
+    """Keep `model.generate` from our loop, also where `enable()` was called."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
 
 
 def first_differences(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import hf_specdec
 from hf_specdec import PromptLookup, SpecConfig, SpecDecError
 from hf_specdec.drafters import DRAFTERS, recycling
 from hf_specdec.engine import length
@@ -287,6 +289,19 @@ class TestDecode:
         assert run.tokens == decode(loaded, inputs, PLAIN, 20).tokens
         assert run.stats is None
         assert sum(count for _, count in run.arrivals[0]) == run.num_tokens
+
+    @pytest.mark.parametrize("switch", [None, "0"])
+    def test_transformers_rows_are_transformers_after_enable(
+        self, loaded: LoadedModel, enabled: None, monkeypatch: pytest.MonkeyPatch, switch: str | None
+    ) -> None:
+        monkeypatch.delenv("HF_SPECDEC_DISABLE", raising=False)
+        if switch is not None:
+            monkeypatch.setenv("HF_SPECDEC_DISABLE", switch)
+        loaded.model.generate(**encode_batch(loaded, ["ab"]), max_new_tokens=2, speculative=True)
+        before = hf_specdec.last_stats(loaded.model)
+        decode(loaded, encode_batch(loaded, ["abcabc"]), B, 8)
+        assert hf_specdec.last_stats(loaded.model) is before
+        assert os.environ.get("HF_SPECDEC_DISABLE") == switch
 
 
 class TestLearnt:
