@@ -28,6 +28,7 @@ from .trials import PLAIN, Case, Learnt, Method, Run, decode, first_differences,
 
 AUTO = "auto"
 EVERY = "all"
+IDEAL = "ideal"  # what isolated forwards are called where they fail
 LEAST_TRIALS = 2
 WARM_UP_TOKENS = 32
 SHORT_WARM_UP_TOKENS = 4
@@ -271,7 +272,7 @@ class _Bench:
             for batch in batches:
                 self._case(batch, failed)
             if self.settings.ideal:
-                self._curve(batches, size)
+                self._curve(batches, size, failed)
         except Exception as error:
             self.failures.append(Failure(PLAIN.name, size, reason(error)))
         finally:
@@ -308,22 +309,31 @@ class _Bench:
             self._say(f"{title}: isolated forwards")
             rounds = [each for runs in trials.values() for trial in runs for each in trial.run.rounds]
             if rounds:
-                self.cases[-1] = replace(case, costs=self._costs(inputs, plain[0], used_tokens(rounds)))
+                self.cases[-1] = replace(case, costs=self._costs(inputs, plain[0], used_tokens(rounds), failed))
 
-    def _curve(self, batches: Sequence[Sequence[BenchPrompt]], size: int) -> None:
+    def _curve(self, batches: Sequence[Sequence[BenchPrompt]], size: int, failed: dict[str, str]) -> None:
         """Measure the cost curve behind the batch of middle length."""
         self._say(f"batch {size}: cost curve")
         cases = sorted((case for case in self.cases if case.batch == size), key=lambda case: max(case.prompt_tokens))
         middle = cases[len(cases) // 2]
         texts = [prompt.text for batch in batches for prompt in batch if prompt.id in middle.prompts]
         inputs = encode_batch(self.loaded, texts)
-        costs = self._costs(inputs, middle.plain[0], [width * size for width in CURVE_WIDTHS])
+        costs = self._costs(inputs, middle.plain[0], [width * size for width in CURVE_WIDTHS], failed)
         if costs is not None:
             self.curves[size] = costs
 
-    def _costs(self, inputs: dict[str, Any], plain: Run, tokens: Sequence[int]) -> Costs | None:
+    def _costs(
+        self, inputs: dict[str, Any], plain: Run, tokens: Sequence[int], failed: dict[str, str]
+    ) -> Costs | None:
+        """Isolated forwards; where they fail, the measured figures still stand."""
+        if IDEAL in failed:
+            return None
         options = {"pad_token_id": pad_token(self.loaded)}
-        return measure_costs(self.loaded.model, inputs, plain.tokens, tokens, self.draft, options)
+        try:
+            return measure_costs(self.loaded.model, inputs, plain.tokens, tokens, self.draft, options)
+        except Exception as error:
+            failed[IDEAL] = reason(error)
+            return None
 
     def _warm_up(self, texts: Sequence[str], tokens: int, failed: dict[str, str]) -> dict[str, Learnt]:
         """Let every method run once: kernels are chosen, memory is taken. Returns what each method has learnt."""

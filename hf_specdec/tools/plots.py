@@ -27,7 +27,7 @@ LIGHT = ("#E69F00", "#CC79A7", "#56B4E9", "#F0E442")  # black is read better on 
 MARKERS = "osD^vPX*"
 LEAST_SEEN = 10  # a position that was reached less often says nothing about acceptance
 FOOT = 0.36  # inches under a picture for the line that says how it was measured
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -214,11 +214,10 @@ def _totals(report: BenchReport, size: int) -> list[Summary]:
 
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
     below = FOOT / height
-    figure.get_layout_engine().set(rect=(0, below, 1, 1 - below))  # type: ignore[union-attr]
-    return figure
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(rect=(0, below, 1, 1 - below)))
 
 
 def _line(

@@ -522,6 +522,22 @@ class TestBench:
         assert "(1 of 1 cases)" in note
         assert report.ok
 
+    def test_failing_isolated_forwards_cost_only_the_ideal(
+        self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[int] = []
+
+        def failing(*arguments: Any) -> Costs:
+            calls.append(0)
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(bench, "measure_costs", failing)
+        report = run_bench(loaded, suite("abc", "def"), choose_methods(["none"])[0], QUICK)
+        assert len(report.cases) == 2
+        assert len(calls) == 1
+        assert report.failures == (Failure("ideal", 1, "RuntimeError: out of memory"),)
+        assert report.ok
+
     def test_mismatch_is_not_ok(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         def other(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
             run = decode(loaded, inputs, method, tokens)
