@@ -100,8 +100,11 @@ def bench(
     loaded = load_demo_model(target, dtype=dtype)
     draft_model = None if draft is None else load_draft(loaded.model, draft)
     methods, skipped = choose_methods(drafter or ("auto",), draft=draft_model, vs_transformers=vs_transformers)
+    command = ["hf-specdec", *sys.argv[1:]]
     with show_count() as tell:
-        report = run_bench(loaded, suite, methods, settings, draft=draft_model, skipped=skipped, tell=tell)
+        report = run_bench(
+            loaded, suite, methods, settings, draft=draft_model, skipped=skipped, command=command, tell=tell
+        )
     if json_to != "-":
         show(report)
     _write(report, json_to, out)
@@ -200,7 +203,7 @@ def _speed(each: Summary) -> list[str]:
     if each.method == "plain":
         return [tokens, "", f"differ by {each.spread:.1%}", "", "", ""]
     if each.speedup is None:
-        return [tokens, "–", "–", "–", _times(each.ideal), "–"]
+        return [tokens, *["–"] * 5]
     ratio = each.speedup
     quartiles = f"{ratio.q1:.2f} – {ratio.q3:.2f}"
     efficiency = "" if each.efficiency is None else f"{each.efficiency:.2f}"
@@ -242,7 +245,7 @@ def _conditions(report: BenchReport) -> str:
     hardware = target["hardware"] or f"{environment['cpu']}, {environment['torch_threads']} threads"
     versions = environment["versions"]
     return (
-        f"{target['name']} ({target['parameters'] / 1e6:,.0f} M parameters), {target['dtype']}, {target['device']} "
+        f"{target['name']} ({target['parameters'] / 1e6:,.3g} M parameters), {target['dtype']}, {target['device']} "
         f"({hardware}), greedy, up to {report.settings.max_new_tokens} new tokens, {report.settings.trials} trials, "
         f"prompts: {report.suite.name}, torch {versions['torch']}, transformers {versions['transformers']}"
     )

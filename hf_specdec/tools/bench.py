@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -120,6 +119,7 @@ def run_bench(
     *,
     draft: Any = None,
     skipped: Sequence[Failure] = (),
+    command: Sequence[str] = (),
     tell: Tell | None = None,
 ) -> BenchReport:
     """Compare methods with plain decoding.
@@ -133,6 +133,7 @@ def run_bench(
         settings: What to measure.
         draft: The draft model, for isolated costs.
         skipped: Methods that can't run, for the report.
+        command: The command line, for the report.
         tell: Called with what is done now, parts done, parts in all.
 
     Raises:
@@ -157,7 +158,7 @@ def run_bench(
         transformers_logging.set_verbosity(level)
     return BenchReport(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=tuple(sys.argv),
+        command=tuple(command),
         git_revision=git_revision(),
         environment=describe_environment(),
         target=describe_model(loaded.model, loaded.name),
@@ -262,6 +263,7 @@ class _Bench:
                 # the prompts of one batch size are those of the next
                 self.learnt = {method.name: fresh for method in self.methods}
                 self._batch_size(size, batches)
+            self.tell("done", self._runs, self._runs)
         finally:
             fresh.restore()
 

@@ -123,6 +123,10 @@ class BenchReport:
                     f"{summary.cases} cases): {why}"
                     for why, number in summary.fallback_reasons.items()
                 ]
+        if any(each.refused for each in self.summaries()):
+            notes.append(
+                "For a speed-up let the machine do nothing else meanwhile, or raise --trials and --max-new-tokens."
+            )
         if self.mismatches:
             notes.append(f"Texts that differ from plain decoding's by more than rounding explains: {self.mismatches}.")
         return notes
@@ -164,7 +168,7 @@ class BenchReport:
             | {
                 "plain_before": [trial.before for trial in trials],
                 "speedup": None if refused else case.speedup(name),
-                "ideal": case.ideal(name),
+                "ideal": None if refused else case.ideal(name),
                 "differences": [None if each is None else asdict(each) | {"kind": each.kind} for each in differences],
                 "stats": trials[-1].run.stats,
             }

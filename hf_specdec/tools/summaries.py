@@ -96,7 +96,7 @@ class Summary:
         spread: Median over the cases of how much the plain runs differ.
         speedup: Plain seconds a token ÷ the method's; `None` where refused.
         refused: Why there is no speed-up.
-        ideal: Geometric mean of the speed-up if only forwards took time.
+        ideal: Geometric mean of the speed-up if only forwards took time; a ratio of clocks too, so refused with it.
         efficiency: η, the speed-up ÷ the ideal.
         latency: First token and inter-token times.
         texts: Comparison with plain decoding's texts.
@@ -131,10 +131,7 @@ def refusal(spread: float) -> str | None:
     """Why a speed-up isn't given where the plain runs differ by `spread`, or `None` where it is."""
     if spread <= MAX_SPREAD:
         return None
-    return (
-        f"the plain runs themselves differ by {100 * spread:.3g} %, so no speed-up is given. "
-        "Let the machine do nothing else, or raise --trials and --max-new-tokens."
-    )
+    return f"the plain runs themselves differ by {100 * spread:.3g} %: no speed-up is given."
 
 
 def summarise_plain(batch: int, category: str, cases: Sequence[Case]) -> Summary:
@@ -177,7 +174,7 @@ def summarise(batch: int, category: str, cases: Sequence[Case], method: str) -> 
         spread=spread,
         speedup=None if refused else Speedup.of(ratios),
         refused=refused,
-        ideal=geometric_mean([ideal for _, ideal in known]) if known else None,
+        ideal=geometric_mean([ideal for _, ideal in known]) if known and not refused else None,
         efficiency=geometric_mean([ratio / ideal for ratio, ideal in known]) if known and not refused else None,
         latency=Latency.of(runs),
         texts=Texts.of(differences) if differences else None,

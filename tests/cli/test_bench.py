@@ -105,6 +105,7 @@ def test_refusal(run: Bench, model: str, prompts: str, monkeypatch: pytest.Monke
     assert code == 0
     assert "the plain runs themselves differ by" in out
     assert "×" not in out
+    assert "let the machine do nothing else" in out
     assert "–" in next(line for line in out.splitlines() if "auto" in line)
 
 
@@ -116,7 +117,7 @@ def test_files(run: Bench, model: str, prompts: str, tmp_path: Path, steady: Non
     assert "speed-up" in stdout
     data = json.loads(target.read_text())
     assert data == json.loads((out / "results.json").read_text())
-    assert data["command"][1:3] == ["bench", model]
+    assert data["command"][:3] == ["hf-specdec", "bench", model]
     assert data["settings"]["batch_sizes"] == [1, 2]
     assert data["prompts"]["file"] == prompts
     for name in ("speedup_by_category.png", "cost_curve.svg", "speedup_by_batch.png"):

@@ -139,7 +139,7 @@ class TestRefusal:
         assert refusal(spread) is None
 
     def test_says_how_much(self) -> None:
-        assert "the plain runs themselves differ by 23 %, so no speed-up is given" in (refusal(0.23) or "")
+        assert "the plain runs themselves differ by 23 %: no speed-up is given" in (refusal(0.23) or "")
         assert "10.4 %" in (refusal(0.104) or "")
 
     def test_no_speedup_from_a_noisy_machine(self) -> None:
@@ -229,6 +229,33 @@ class TestCosts:
 
     def test_too_short_to_measure(self, loaded: LoadedModel) -> None:
         assert measure_costs(loaded.model, encode_batch(loaded, ["a"]), [[1, 2]], [1]) is None
+
+
+class TestEfficiency:
+    """η is the measured speed-up ÷ the ideal of the rounds that happened."""
+
+    rounds = (Round(1, 2),) * 3
+    costs = Costs(rows=1, context=9, plain_prefill=1.0, plain_step=1.0, prefill=1.0, forward={2: 1.0})
+
+    def case(self, plain: float, **changes: Any) -> Case:
+        trials = {"a": (Trial(0, run_of(5.0, rounds=self.rounds)),)}
+        return Case(1, "own", ("p",), (5,), (run_of(10.0), run_of(plain)), trials, costs=self.costs, **changes)
+
+    def test_given(self) -> None:
+        summary = summarise(1, "own", [self.case(10.0)], "a")
+        assert summary.speedup is not None
+        assert summary.speedup.geometric_mean == pytest.approx(2.0)
+        assert summary.ideal == pytest.approx(10 / 4)
+        assert summary.efficiency == pytest.approx(2.0 / 2.5)
+
+    def test_refused(self) -> None:
+        summary = summarise(1, "own", [self.case(20.0)], "a")
+        assert summary.speedup is summary.ideal is summary.efficiency is None
+
+    def test_without_costs(self) -> None:
+        summary = summarise(1, "own", [case_of([1.0, 1.0], {"a": [(0, 0.5)]})], "a")
+        assert summary.speedup is not None
+        assert summary.ideal is summary.efficiency is None
 
 
 class TestTexts:
@@ -428,7 +455,7 @@ class TestBench:
         assert everything.cases == 4
         assert everything.texts == Texts(4, 4, 0, 0, 0, ())
         assert (everything.speedup is None) == (everything.refused is not None)
-        assert everything.ideal
+        assert (everything.ideal is None) == (everything.refused is not None)
         assert sum(everything.rounds_by_source.values()) == pytest.approx(1.0)
         assert found[1, "all", "none"].acceptance_length == 1.0
         assert found[1, "all", "none"].acceptance_rate is None
@@ -452,6 +479,7 @@ class TestBench:
         case = data["cases"][0]
         assert len(case["plain"]["seconds"]) == 9
         assert len(case["methods"]["recycling"]["seconds"]) == 2
+        assert (case["methods"]["recycling"]["ideal"] is None) == (case["methods"]["recycling"]["speedup"] is None)
         assert case["methods"]["recycling"]["plain_before"] == [1, 5]
         assert case["methods"]["recycling"]["stats"]["num_emitted_tokens"] == case["methods"]["recycling"]["tokens"][1]
 
@@ -473,8 +501,8 @@ class TestBench:
             ("plain", 5, bench.SHORT_WARM_UP_TOKENS), ("none", 5, bench.SHORT_WARM_UP_TOKENS),
             ("plain", 5, 12), ("none", 5, 12), ("plain", 5, 12), ("none", 5, 12), ("plain", 5, 12),
         ]  # fmt: skip
-        assert told[-1][0] == told[-1][1] - 1  # every part was announced, and no more
-        assert [done for done, _ in told] == list(range(len(told)))
+        assert [done for done, _ in told] == list(range(len(told)))  # every part was announced, and no more
+        assert told[-1][0] == told[-1][1]
 
     def test_failing_method(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         def failing(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
@@ -562,9 +590,10 @@ class TestBench:
         monkeypatch.setattr(bench, "decode", timed)
         data = run_bench(loaded, suite("abc"), choose_methods(["none"])[0], QUICK).to_dict()
         ours = next(each for each in data["summaries"] if each["method"] == "none")
-        assert ours["speedup"] is None
+        assert ours["speedup"] is ours["ideal"] is ours["efficiency"] is None
         assert "differ by 50 %" in ours["refused"]
         assert data["cases"][0]["methods"]["none"]["speedup"] is None
+        assert data["cases"][0]["methods"]["none"]["ideal"] is None
         assert data["cases"][0]["plain"]["seconds"] == [1.0, 2.0, 3.0]
         assert any("differ by 50 %" in note for note in data["notes"])
 
