@@ -20,12 +20,15 @@ from .tiny import Oracle, exact_pair, ragged_prompts, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def costs(monkeypatch: pytest.MonkeyPatch, model: Any, name: str, token: float, draft: Any = None) -> AdaptiveLength:
-    """A controller that believes in a plain forward of a second and `token` for each token more, whatever is measured."""
+def costs(
+    monkeypatch: pytest.MonkeyPatch, model: Any, name: str, token: float, draft: Any = None, step: float = 0.0
+) -> AdaptiveLength:
+    """A controller that believes in a plain forward of a second, `token` for each token more, and `step` for a draft step."""
     control = length.controller(model, name, draft)
     monkeypatch.setattr(control.verify, "update", lambda tokens, seconds: None)
     monkeypatch.setattr(control.verify, "estimate", lambda tokens: 1.0 + token * (tokens - 1))
     monkeypatch.setattr(type(control), "rate", 1.0)
+    monkeypatch.setattr(control, "_step", lambda rows, free: 0.0 if free else step)
     monkeypatch.setattr(type(control.verify), "__bool__", lambda self: True)
     monkeypatch.setattr(type(control.verify), "__contains__", lambda self, tokens: True)
     return control
@@ -102,8 +105,7 @@ def test_watched_draft_goes_on_over_rounds() -> None:
 def test_draft_ends_where_it_is_unsure(monkeypatch: pytest.MonkeyPatch, sample: bool, rows: int) -> None:
     """Tokens that are accepted seldom, from a draft that knows it: fewer are verified than without the stop."""
     target, draft = exact_pair(noise=2.0)
-    control = costs(monkeypatch, target, "draft_model", 0.05, draft)
-    control.draft_cost = 0.05
+    control = costs(monkeypatch, target, "draft_model", 0.05, draft, 0.05)
     monkeypatch.setattr(control, "choose", lambda outlook, most: min(8, most))
     changes: dict[str, Any] = {"do_sample": sample}
     if sample:
@@ -113,13 +115,11 @@ def test_draft_ends_where_it_is_unsure(monkeypatch: pytest.MonkeyPatch, sample: 
     assert 0 < stats.num_draft_tokens < 7 * stats.num_spec_steps
     calibration = draft_model._CALIBRATIONS[target][draft]
     assert calibration.overall.tried > 5
-    assert sum(each.tried > 0 for each in calibration.bins) > 1
 
 
 def test_sure_draft_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = exact_pair()
-    control = costs(monkeypatch, target, "draft_model", 0.02, draft)
-    control.draft_cost = 0.02
+    control = costs(monkeypatch, target, "draft_model", 0.02, draft, 0.02)
     monkeypatch.setattr(control, "choose", lambda outlook, most: min(6, most))
     stats = run(target, DraftModel(draft))
     assert stats.mean_acceptance_length > 4.5

@@ -8,6 +8,7 @@ doesn't repeat itself, which is where lookup has nothing to say.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import weakref
@@ -43,6 +44,10 @@ class Memory:
     ranks: list[Rate] = field(default_factory=lambda: [Rate(prior) for prior in RANK_PRIORS])
     matches: dict[int, Rate] = field(default_factory=lambda: {least: Rate(prior) for least, prior in BUCKETS})
 
+    def copy(self) -> Memory:
+        """One that learns by itself from here on."""
+        return Memory(dict(self.successors), copy.deepcopy(self.ranks), copy.deepcopy(self.matches))
+
 
 @dataclass
 class Grown:
@@ -64,6 +69,16 @@ class Grown:
 
 
 _MEMORIES: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
+
+
+def snapshot(target: Any) -> Memory:
+    """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
+    return _MEMORIES.get(target, Memory()).copy()
+
+
+def restore(target: Any, saved: Memory) -> None:
+    """Go back to what was known about a target at `snapshot`."""
+    _MEMORIES[target] = saved.copy()
 
 
 class Recycling(Drafter):

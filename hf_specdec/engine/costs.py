@@ -36,6 +36,12 @@ class CostTable:
         self.seen: dict[int, int] = {}
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, memo: object) -> CostTable:
+        with self._lock:
+            copied = CostTable()
+            copied.level, copied.factors, copied.seen = self.level, dict(self.factors), dict(self.seen)
+        return copied
+
     def __contains__(self, tokens: int) -> bool:
         return tokens in self.factors
 

@@ -12,7 +12,7 @@ with a strong draft goes further than its own average.
 
 from __future__ import annotations
 
-import logging
+import copy
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -20,15 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .acceptance import DISCOUNT, Acceptance
 from .costs import CostTable
 
 
-logger = logging.getLogger(__name__)
-
-DISCOUNT = 0.98  # how fast old rounds are forgotten
-PRIOR_WEIGHT = 6.0  # rounds that the prior counts for
-POOL_WEIGHT = 8.0  # rounds that all of a model's drafts together count for in one of its buckets
-PRIOR_CHAIN = 0.5  # least prior for a position whose predecessor is likely accepted
 GAINS_WEIGHT = 4.0  # expected tokens that a drafter's own gains are trusted for
 RATE_DISCOUNT = 0.98
 START_MARGIN = 0.02  # tokens a row that drafting must bring to start again
@@ -82,55 +77,6 @@ class Round:
     width: int
     verify_seconds: float
     draft_seconds: float
-
-
-class Acceptance:
-    """Discounted counts of acceptance by position, for one source and bucket.
-
-    Args:
-        prior: Acceptance of the first token until it is measured.
-        pool: The counts of all buckets of the source together, if these are what a bucket starts from.
-    """
-
-    def __init__(self, prior: float, pool: Acceptance | None = None) -> None:
-        self.prior, self.pool = prior, pool
-        self.tried: list[float] = []
-        self.kept: list[float] = []
-
-    def update(self, drafted: int, accepted: int) -> None:
-        """Count a row's draft of `drafted` tokens, `accepted` of them kept."""
-        for position in range(min(accepted + 1, drafted)):
-            if position == len(self.tried):
-                self.tried.append(0.0)
-                self.kept.append(0.0)
-            self.tried[position] = DISCOUNT * self.tried[position] + 1
-            self.kept[position] = DISCOUNT * self.kept[position] + (position < accepted)
-        if self.pool is not None:
-            self.pool.update(drafted, accepted)
-
-    def hazards(self, length: int) -> list[float]:
-        """Chance of position 1, 2, … `length` to be accepted, given that all before it were."""
-        pooled = None if self.pool is None else self.pool.hazards(length)
-        weight = PRIOR_WEIGHT if pooled is None else POOL_WEIGHT
-        found, estimate = [], self.prior
-        for position in range(length):
-            tried = self.tried[position] if position < len(self.tried) else 0.0
-            kept = self.kept[position] if position < len(self.kept) else 0.0
-            if pooled is not None:
-                prior = pooled[position]
-            else:
-                prior = estimate if position == 0 else max(estimate, PRIOR_CHAIN)
-            estimate = (kept + weight * prior) / (tried + weight)
-            found.append(estimate)
-        return found
-
-    def survival(self, length: int) -> list[float]:
-        """Chance that the first 1, 2, … `length` draft tokens are all accepted."""
-        chances, survival = [], 1.0
-        for hazard in self.hazards(length):
-            survival *= hazard
-            chances.append(survival)
-        return chances
 
 
 class FixedLength:
@@ -251,6 +197,16 @@ class AdaptiveLength:
             took = (seen.verify_seconds + seen.draft_seconds) / plain
             self.plain_rounds = RATE_DISCOUNT * self.plain_rounds + took
 
+    def state(self) -> dict[str, Any]:
+        """A copy of everything learnt, for `load`."""
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` gave."""
+        with self._lock:
+            vars(self).update(copy.deepcopy(state))
+
     def learn(self, outlook: Outlook, drafted: int, accepted: int) -> None:
         """Learn from a draft that was never verified: `accepted` of its tokens are what the text went on to say."""
         with self._lock:
@@ -354,3 +310,19 @@ def reset(model: Any = None) -> None:
             _CONTROLLERS.clear()
         else:
             _CONTROLLERS.pop(model, None)
+
+
+def snapshot(model: Any) -> dict[str, dict[str, Any]]:
+    """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
+    with _CONTROLLERS_LOCK:
+        return {key: each.state() for key, each in _CONTROLLERS.get(model, {}).items()}
+
+
+def restore(model: Any, saved: dict[str, dict[str, Any]]) -> None:
+    """Go back to what was known about a target at `snapshot`."""
+    with _CONTROLLERS_LOCK:
+        for key, each in _CONTROLLERS.get(model, {}).items():
+            if key in saved:
+                each.load(saved[key])
+            else:
+                each.reset()
