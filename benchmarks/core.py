@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +26,8 @@ import torch
 import transformers
 
 import hf_specdec
+from hf_specdec.tools.differences import find_difference
+from hf_specdec.tools.timing import quartiles
 
 
 transformers.logging.set_verbosity_error()
@@ -41,24 +42,19 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 def spread(ratios: list[float]) -> dict[str, float]:
     """Median and quartiles."""
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = quartiles(ratios)
     return {"median": round(middle, 3), "q1": round(low, 3), "q3": round(high, 3), "n": len(ratios)}
 
 
-def logit_gap(model: Any, ours: torch.Tensor, plain: torch.Tensor) -> float | None:
+def logit_gap(model: Any, prompt: torch.Tensor, ours: torch.Tensor, plain: torch.Tensor) -> float | None:
     """How far apart the model's logits of the two tokens are where two texts first differ; `None` if they don't.
 
-    Read in one forward of the common prefix. In bfloat16 a gap of a few units in the last place (2⁻⁷ of the logit) is
-    a tie that rounding decides; anything larger would be a bug.
+    In bfloat16 a gap of a few units in the last place (2⁻⁷ of the logit) is a tie that rounding decides; anything
+    larger would be a bug.
     """
-    length = min(ours.shape[1], plain.shape[1])
-    different = (ours[0, :length] != plain[0, :length]).nonzero()
-    if not len(different):
-        return None
-    at = int(different[0])
-    with torch.no_grad():
-        logits = model(input_ids=plain[:, :at]).logits[0, -1].float()
-    return abs(float(logits[plain[0, at]] - logits[ours[0, at]]))
+    off, on = (text[0, prompt.shape[1] :].tolist() for text in (plain, ours))
+    difference = find_difference(model, prompt, off, on)
+    return None if difference is None else difference.apart
 
 
 def pair(options: argparse.Namespace) -> dict[str, Any]:
@@ -130,7 +126,7 @@ def lookup(options: argparse.Namespace) -> dict[str, Any]:
                 "ours_vs_transformers": found["transformers"][0] / found["ours"][0],
                 "same_text": torch.equal(found["ours"][1], found["plain"][1]),
                 "transformers_same_text": torch.equal(found["transformers"][1], found["plain"][1]),
-                "logit_gap": logit_gap(model, found["ours"][1], found["plain"][1]),
+                "logit_gap": logit_gap(model, inputs["input_ids"], found["ours"][1], found["plain"][1]),
                 "acceptance_length": stats.mean_acceptance_length,
                 "drafted_rounds": 1 - stats.steps_by_source.get("none", 0) / max(stats.num_spec_steps, 1),
             }

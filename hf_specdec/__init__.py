@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup, Recycling
     from .hook import decoder, disable, enable, generate
     from .outputs import SpecOutput
-    from .routing import last_stats
+    from .routing import last_stats, reset
 
 try:
     __version__ = version("hf_specdec")
@@ -39,6 +39,7 @@ _LAZY = {
     "enable": "hook",
     "generate": "hook",
     "last_stats": "routing",
+    "reset": "routing",
 }
 
 
@@ -73,4 +74,5 @@ __all__ = [
     "enable",
     "generate",
     "last_stats",
+    "reset",
 ]

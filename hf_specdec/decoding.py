@@ -7,8 +7,6 @@ a drafter guesses what follows (`_propose`); the target reads all guesses in one
 
 from __future__ import annotations
 
-import copy
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +17,14 @@ from torch import Tensor
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .config import SpecConfig
-from .drafters.base import Draft, DraftContext, Drafter, Outlook, checked
+from .drafters.base import Draft, DraftContext, Drafter
 from .engine import compat
 from .engine.cache import upload
-from .engine.clock import now
+from .engine.costs import Clock, measure
 from .engine.fast import tally
 from .engine.forward import RowModel
 from .engine.handover import Handover
-from .engine.length import AdaptiveLength, FixedLength, controller
+from .engine.length import AdaptiveLength, Round
 from .engine.logits import BlockLogits
 from .engine.records import Records
 from .engine.rows import Rows
@@ -35,10 +33,12 @@ from .engine.stopping import Stopper
 from .engine.streaming import Stream
 from .engine.tree import Tree, depths
 from .outputs import SpecOutput
+from .proposing import Proposer, name_of
 from .stats import RowStats, SpecStats, StepEvent
 
 
-logger = logging.getLogger(__name__)
+# logits of all prompt tokens, for drafters that learn from them: the output layer's share of the parameters, and numbers
+MOST_HEAD_SHARE, MOST_PROMPT_LOGITS = 0.125, 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class Generation:
         self.sampler = Sampler(
             bool(self.settings.do_sample), config.verification, config.seed, self.rows, call.input_ids.device
         )
-        self.drafter = copy.copy(drafter)
-        self.stats = SpecStats(drafter=_name(drafter), rows=[RowStats() for _ in self.rows.texts])
+        self.proposer = Proposer(model, config, drafter, self.rows)
+        self.clock = Clock(call.input_ids.device)
+        self.stats = SpecStats(drafter=name_of(drafter), rows=[RowStats() for _ in self.rows.texts])
         self.stats.lean_forward = self.target.lean is not None
-        self.length = self._length_control()
         self.stream = Stream(call.streamer, self.rows)
         self.trees = not (self.logits.needs_prefix or self.records.keeps_anything)
         returned = bool(self.settings.return_dict_in_generate)
@@ -90,6 +90,7 @@ class Generation:
         """Generate until every row has stopped."""
         began, before = time.perf_counter(), tally()
         self._prefill()
+        self._measure_costs()
         while self.rows.live:
             self._round()
         self.stream.end()
@@ -105,14 +106,17 @@ class Generation:
         length, mask = self.call.input_ids.shape[1], self.call.attention_mask
         seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
         new = self.handover.take_over(seen)
-        output, last = self.target.prefill(new, chunk, **self.records.options)
-        self.records.keep_prefill(output, [len(text) for text in new])
-        logits = last[:, None].to(self.call.input_ids.device)
+        number = self._prompt_successors(sum(map(len, new)))
+        read = self.target.prefill(new, chunk, number, **self.records.options)
+        self.records.keep_prefill(read.output, [len(text) for text in new])
+        logits = read.logits[:, None].to(self.call.input_ids.device)
         scores = self.logits(logits, self.rows, [0] * len(self.rows.live))
         none = torch.zeros(len(self.rows.live), 0, dtype=torch.long, device=scores.device)
         decision = self.sampler.decide(scores, none, none.sum(-1), None, self.rows)
         tokens = decision.following.tolist()
         self._start_drafter(scores)
+        if read.successors is not None:
+            self.proposer.tell("prime", new, read.successors.tolist())
         lengths = list(self.target.cache.lengths)
         self._emit([[token] for token in tokens], scores, logits, None, lengths)
         self.stats.num_target_forwards += 1
@@ -123,53 +127,41 @@ class Generation:
         rows, seconds = list(range(len(tokens))), self.stats.prefill_seconds
         self._report(0, rows, [[]] * len(tokens), [0] * len(tokens), first, ["none"] * len(tokens), seconds)
 
+    def _measure_costs(self) -> None:
+        """Learn what forwards cost, if this generation is long enough to pay for it."""
+        length = self.proposer.length
+        if isinstance(length, AdaptiveLength) and self.proposer.drafter is not None and self.rows.live:
+            most = min(self.config.max_draft_tokens, self.rows.draft_room()) + 1
+            self.stats.calibration_seconds = measure(self.target, length.verify, most, self.rows.max_new_tokens)
+
     def _round(self) -> None:
         """Draft, verify, commit, report."""
-        began = now()
-        draft, outlook = self._propose()
-        drafted_by = now()
+        began = self.clock.mark()
+        draft = self.proposer.propose()
+        drafted_by = self.clock.mark()
         rows, step = list(self.rows.live), self.stats.num_target_forwards
+        outlook = self.proposer.outlook
         width = draft.tokens.shape[1] + 1
         drafted, accepted, tokens = self._verify(draft)
-        verified_by = now()
-        self.length.observe(
-            [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
-            self.tried, accepted, width, verified_by - drafted_by, drafted_by - began if width > 1 else 0.0,
-        )  # fmt: skip
-        self.stats.draft_seconds += drafted_by - began
-        self.stats.verify_seconds += verified_by - drafted_by
+        verified_by = self.clock.mark()
+        draft_seconds, verify_seconds = (
+            self.clock.between(began, drafted_by),
+            self.clock.between(drafted_by, verified_by),
+        )
+        self.stats.draft_seconds += draft_seconds
+        self.stats.verify_seconds += verify_seconds
+        emitted = [self.rows.texts[row][-count:] for row, count in zip(rows, self.last_counts, strict=True)]
+        seen = Round(
+            outlook, drafted, self.tried, accepted, width, verify_seconds, draft_seconds if width > 1 else 0.0
+        )
+        self.proposer.observe(seen, emitted, rows)
         named = draft.sources or [self.stats.drafter] * len(rows)
         sources = [name if count else "none" for name, count in zip(named, drafted, strict=True)]
-        emitted = [self.rows.texts[row][-count:] for row, count in zip(rows, self.last_counts, strict=True)]
         for index, (row, new) in enumerate(zip(rows, emitted, strict=True)):
             kept = min(accepted[index], len(new))
             self.stats.record_row(row, sources[index], drafted[index], kept, len(new), self.tried[index])
         guesses = [guess[:count] for guess, count in zip(tokens, drafted, strict=True)]
-        self._report(step, rows, guesses, accepted, emitted, sources, verified_by - began)
-
-    def _propose(self) -> tuple[Draft, list[Outlook]]:
-        """Ask the drafter for as many tokens as pay, none if it is broken."""
-        nothing = Draft.from_lists([[]] * len(self.rows.live))
-        idle = [Outlook("none", acceptance=0.0, free=True)] * len(self.rows.live)
-        most = min(self.config.max_draft_tokens, self.rows.draft_room())
-        if self.drafter is None or most < 1:
-            return nothing, idle
-        try:
-            outlook = self.drafter.outlook(self.rows)
-            if len(outlook) != len(self.rows.live):
-                raise ValueError(f"`outlook` must give {len(self.rows.live)} entries, got {len(outlook)}")
-            length = self.length.choose(
-                [(each.source, each.bucket) for each in outlook], [each.acceptance for each in outlook],
-                all(each.free for each in outlook), most, [each.gains for each in outlook],
-            )  # fmt: skip
-            if length < 1 or not any(each.acceptance > 0 for each in outlook):
-                return nothing, outlook
-            draft = self.drafter.propose(self.rows, length)
-            rows, device = len(self.rows.live), self.call.input_ids.device
-            return checked(draft, rows, length, self.vocabulary, device, self.trees), outlook
-        except Exception as error:
-            self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
-            return nothing, idle
+        self._report(step, rows, guesses, accepted, emitted, sources, draft_seconds + verify_seconds)
 
     def _verify(self, draft: Draft) -> tuple[list[int], list[int], list[list[int]]]:
         """One target forward over every row's draft; keep what the sampler accepts.
@@ -195,13 +187,13 @@ class Generation:
             rows.lay_draft(tokens)
         scores = self.logits(logits, rows, host_counts)
         if self.logits.impure:
-            self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
+            self.proposer.drop(f"the logits processor {self.logits.impure} keeps state between calls")
             counts = torch.zeros_like(counts)
         decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree and tree.to(device))
         top = self._successors(logits)
         known = decision.to_host(counts, tokens, draft.healthy, top)
         if not known.healthy:
-            self._drop_drafter(f"the drafter {self.stats.drafter!r} gave NaN logits")
+            self.proposer.drop(f"the drafter {self.proposer.name!r} gave NaN logits")
         self.stats.add_overlaps(known.overlaps)
         accepted = known.accepted
         emitted = [
@@ -213,20 +205,31 @@ class Generation:
             shortest = min(map(len, emitted))
             emitted, accepted = [new[:shortest] for new in emitted], [min(kept, shortest - 1) for kept in accepted]
         self.target.cache.compact(known.paths)
-        if top is not None and self.drafter is not None:
+        if top is not None:
             firsts = [rows.texts[row][-1] for row in rows.live]
             blocks = [
                 [first, *guess[:count]]
                 for first, guess, count in zip(firsts, known.guesses, known.drafted, strict=True)
             ]
-            self._tell_drafter("learn", blocks, known.successors, emitted)
+            self.proposer.tell("learn", blocks, known.successors, emitted)
         self._emit(emitted, scores, logits, output, lengths, accepted)
         self.tried = _tried(known, parents)
         return known.drafted, accepted, known.guesses
 
+    def _prompt_successors(self, tokens: int) -> int:
+        """How many successors of every prompt token to ask for: none where the output layer would make the prefill dear."""
+        layer = self.model.get_output_embeddings()
+        if layer is None or not self.proposer.num_successors:
+            return 0
+        whole = sum(parameter.numel() for parameter in self.model.parameters())
+        cheap = (
+            layer.weight.numel() <= MOST_HEAD_SHARE * whole and layer.weight.shape[0] * tokens <= MOST_PROMPT_LOGITS
+        )
+        return self.proposer.num_successors if cheap else 0
+
     def _successors(self, logits: Tensor) -> Tensor | None:
         """The target's most likely tokens at every position, if the drafter learns from them."""
-        number = getattr(self.drafter, "num_successors", 0)
+        number = self.proposer.num_successors
         return logits.topk(min(number, logits.shape[-1])).indices if number else None
 
     def _fitting(self, draft: Draft) -> list[int]:
@@ -272,8 +275,7 @@ class Generation:
                 going.append(index)
         if output is not None:
             self.target.cache.commit(self.last_counts)
-            if self.drafter is not None:
-                self._tell_drafter("commit", rows, accepted)
+            self.proposer.tell("commit", rows, accepted)
         if len(going) < len(rows.live):
             self._release(going)
         self.stream.advance()
@@ -290,40 +292,20 @@ class Generation:
         self.rows.live = [self.rows.live[index] for index in going]
         if going:
             self.target.cache.select(going)
-            if self.drafter is not None:
-                self._tell_drafter("select", going)
+            self.proposer.tell("select", going)
 
     def _start_drafter(self, scores: Tensor) -> None:
         """Tell the drafter about the generation, now that the vocabulary is known."""
         self.vocabulary = scores.shape[-1]
         if self.logits.impure:
-            self._drop_drafter(f"the logits processor {self.logits.impure} keeps state between calls")
-        if self.drafter is not None:
-            context = DraftContext(
+            self.proposer.drop(f"the logits processor {self.logits.impure} keeps state between calls")
+        self.proposer.start(
+            DraftContext(
                 self.model, self.rows, scores.device, self.vocabulary, self.stopper.end_tokens,
                 bool(self.settings.do_sample), self.logits, self.sampler.shared_noise, self.sampler.generator, self.trees,
-                self.config.compile,
-            )  # fmt: skip
-            self._tell_drafter("start", context)
-
-    def _tell_drafter(self, method: str, *arguments: Any) -> None:
-        try:
-            getattr(self.drafter, method)(*arguments)
-        except Exception as error:
-            self._drop_drafter(f"the drafter {self.stats.drafter!r} failed: {type(error).__name__}: {error}")
-
-    def _drop_drafter(self, reason: str) -> None:
-        """Go on without drafts; a broken draft costs speed, never the answer."""
-        if self.drafter is not None:
-            logger.warning("speculation stopped: %s. The generation goes on without drafts.", reason)
-            self.stats.fallback_reason = reason
-        self.drafter = None
-
-    def _length_control(self) -> AdaptiveLength | FixedLength:
-        if self.config.draft_length == "fixed":
-            return FixedLength(self.config.max_draft_tokens)
-        draft = getattr(getattr(self.drafter, "model", None), "model", getattr(self.drafter, "model", None))
-        return controller(self.model, _name(self.drafter), draft if isinstance(draft, torch.nn.Module) else None)
+                getattr(self.proposer.length, "pays", None), self.config.compile,
+            )
+        )  # fmt: skip
 
     def _report(
         self, step: int, rows: list[int], drafted: list[list[int]], accepted: list[int], emitted: list[list[int]],
@@ -339,6 +321,7 @@ class Generation:
 
     def _output(self) -> Tensor | SpecOutput:
         """What `generate` returns, laid out as plain decoding would have it."""
+        self.stats.fallback_reason = self.proposer.dropped
         cache, sequences = self.handover.give_back(self.model), self.rows.sequences()
         if not self.settings.return_dict_in_generate:
             return sequences
@@ -357,10 +340,6 @@ def _tried(known: HostDecision, parents: Sequence[Sequence[int]] | None) -> list
     ends = [path[-1] - 1 if path else -1 for path in known.paths]
     real = [row[:count] for row, count in zip(parents, known.drafted, strict=True)]
     return [kept + (end in row) for kept, end, row in zip(known.accepted, ends, real, strict=True)]
-
-
-def _name(drafter: Any) -> str:
-    return "none" if drafter is None else str(getattr(drafter, "name", type(drafter).__name__))
 
 
 def decode(

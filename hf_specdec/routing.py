@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from . import drafters
 from .config import SpecConfig
 from .decoding import Call, decode
 from .drafters import loaded, resolve
+from .engine import length
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
 from .request import draft_of
@@ -44,6 +46,18 @@ def last_stats(model: Any) -> SpecStats | None:
     """
     mine = getattr(_BY_THREAD, "stats", {}).get(model)
     return mine if mine is not None else _LATEST.get(model)
+
+
+def reset(model: Any = None) -> None:
+    """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say.
+
+    It is kept in memory only, goes with the model, and changes speed, never the text.
+
+    Args:
+        model: The target model; `None` for all.
+    """
+    length.reset(model)
+    drafters.reset(model)
 
 
 def remember(model: Any, stats: SpecStats) -> None:

@@ -71,6 +71,8 @@ class SpecStats:
         draft_seconds: Wall time spent proposing.
         verify_seconds: Wall time of target forwards, verification and the copy to the host, prefill excluded.
         prefill_seconds: Wall time up to the first token.
+        calibration_seconds: Wall time of measuring what forwards of several widths cost, which the first generations of a
+            model do; at most a twentieth of what the generation may take.
         total_seconds: Wall time of the loop.
         fallback_reason: Why (part of) the call was decoded plainly, or `None`.
         rows: The counts of each row of the batch.
@@ -99,6 +101,7 @@ class SpecStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    calibration_seconds: float = 0.0
     total_seconds: float = 0.0
     fallback_reason: str | None = None
     rows: list[RowStats] = field(default_factory=list)

@@ -22,18 +22,19 @@ LAYERS = {
     "hf_specdec.outputs": 0,
     "hf_specdec.engine": 1,
     "hf_specdec.drafters": 2,
-    "hf_specdec.decoding": 3,
-    "hf_specdec.selection": 4,
-    "hf_specdec.request": 4,
-    "hf_specdec.support": 4,
-    "hf_specdec.routing": 4,
-    "hf_specdec.hook": 4,
-    "hf_specdec": 5,  # __init__.py, the list of public names
-    "hf_specdec.auto": 6,
-    "hf_specdec.training": 6,
-    "hf_specdec.tools": 6,
-    "hf_specdec.cli": 7,
-    "hf_specdec.__main__": 8,
+    "hf_specdec.proposing": 3,
+    "hf_specdec.decoding": 4,
+    "hf_specdec.selection": 5,
+    "hf_specdec.request": 5,
+    "hf_specdec.support": 5,
+    "hf_specdec.routing": 5,
+    "hf_specdec.hook": 5,
+    "hf_specdec": 6,  # __init__.py, the list of public names
+    "hf_specdec.auto": 7,
+    "hf_specdec.training": 7,
+    "hf_specdec.tools": 7,
+    "hf_specdec.cli": 8,
+    "hf_specdec.__main__": 9,
 }
 MAY_TOUCH_PRIVATE_PARTS = {"engine/compat.py", "engine/cache.py", "hook.py", "outputs.py"}
 INTERNAL_MODULES = ("transformers.cache_utils", "transformers.generation.utils")

@@ -12,8 +12,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import Draft, Drafter, Hybrid
-from hf_specdec.drafters import DraftModel
-from hf_specdec.drafters.base import Outlook
+from hf_specdec.drafters import DraftModel, Outlook
 
 from .plain import assert_sound, ends_apart, new_tokens, options, plain_texts
 from .tiny import Oracle, ragged_prompts, tiny_model

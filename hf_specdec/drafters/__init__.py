@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ..engine.length import Outlook
 from ..errors import IncompatibleDraftError, SpecDecError
-from .base import Draft, DraftContext, Drafter, Outlook
+from . import draft_model, recycling
+from .base import Draft, DraftContext, Drafter
 from .draft_model import DraftModel
 from .hybrid import Hybrid
 from .prompt_lookup import PromptLookup
@@ -67,6 +69,15 @@ def loaded(drafter: Drafter | None, draft_model: Any) -> Drafter | None:
     return drafter
 
 
+def reset(model: Any = None) -> None:
+    """Forget what drafters have learnt about a target, or about all."""
+    for known in (draft_model._CALIBRATIONS, recycling._MEMORIES):
+        if model is None:
+            known.clear()
+        else:
+            known.pop(model, None)
+
+
 __all__ = [
     "DRAFTERS",
     "Draft",
@@ -78,5 +89,6 @@ __all__ = [
     "PromptLookup",
     "Recycling",
     "loaded",
+    "reset",
     "resolve",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..engine.length import Outlook
 from ..engine.logits import BlockLogits
 from ..engine.noise import Noise
 from ..engine.rows import Rows
@@ -50,26 +51,6 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a drafter expects of a row's next draft, so that the draft length can be chosen before drafting.
-
-    Attributes:
-        source: Where the draft would come from.
-        bucket: A class of drafts that are accepted alike, such as the length of a lookup's match.
-        acceptance: Expected acceptance of the first token until it has been measured; 0 if there is no draft.
-        free: Whether drafting takes (nearly) no time.
-        gains: Chance of each draft token to be accepted, in the order in which they would be drafted, where the drafter
-            knows better than the counts of whole chains (trees). Its sum is the expected number of accepted tokens.
-    """
-
-    source: str
-    bucket: int = 0
-    acceptance: float = 0.7
-    free: bool = False
-    gains: Sequence[float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter may know about the generation it serves.
 
@@ -84,6 +65,9 @@ class DraftContext:
         noise: Noise that drafts should share with the target (`verification="coupled"`), or `None`.
         generator: Source of randomness for sampled drafts.
         trees: Whether drafts may be trees: no processor reads the prefix, and no scores or states are recorded.
+        pays: `pays(expected, drafted, rows, step)`: whether one more token of each row's draft pays, given how many of
+            them will be accepted in expectation, how many tokens a row are drafted, and whether a draft step has still to be
+            run for it. `None` where the length is fixed.
         compile: Whether a draft model should be compiled (`SpecConfig.compile`).
     """
 
@@ -97,7 +81,34 @@ class DraftContext:
     noise: Noise | None
     generator: torch.Generator
     trees: bool = False
+    pays: Callable[[float, int, int, bool], bool] | None = None
     compile: bool = False
+
+
+@dataclass
+class Rate:
+    """A discounted chance that starts from a prior.
+
+    Attributes:
+        prior: What it is taken for until it is measured.
+        weight: How many outcomes the prior counts for.
+        discount: How fast old outcomes are forgotten.
+    """
+
+    prior: float
+    weight: float = 20.0
+    discount: float = 0.995
+    hits: float = 0.0
+    tried: float = 0.0
+
+    def update(self, hit: bool) -> None:
+        """Count one outcome."""
+        self.hits, self.tried = self.discount * self.hits + hit, self.discount * self.tried + 1
+
+    @property
+    def value(self) -> float:
+        """The estimate."""
+        return (self.hits + self.weight * self.prior) / (self.tried + self.weight)
 
 
 class Drafter(ABC):
@@ -127,6 +138,16 @@ class Drafter(ABC):
         Args:
             rows: The texts: `rows.texts[row]` for `row in rows.live`, prompt and output without padding.
             length: Most tokens to draft.
+        """
+
+    def prime(self, prompts: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Hear once, behind `start`, what the target would have said behind every token of the prompts.
+
+        Not called where the logits of all prompt tokens would cost too much (small models with large vocabularies).
+
+        Args:
+            prompts: Tokens of each row.
+            successors: For each of them the target's `num_successors` most likely next tokens, best first.
         """
 
     def learn(

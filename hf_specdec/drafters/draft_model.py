@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,10 +13,42 @@ from torch import Tensor
 
 from ..engine import compat, forward
 from ..engine.forward import RowModel
+from ..engine.length import Outlook
 from ..engine.noise import draw
 from ..engine.rows import Rows
 from ..errors import IncompatibleDraftError
-from .base import Draft, DraftContext, Drafter, Outlook
+from .base import Draft, DraftContext, Drafter, Rate
+
+
+# how sure a draft is of its token: bins of its largest probability, each with the acceptance that is really measured
+CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# by target, then by draft
+_CALIBRATIONS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, Calibration]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Calibration:
+    """How often a draft's tokens are accepted, by how sure it is of them.
+
+    The confidence is the largest probability of the distribution that the token is taken from, known *before* the token is
+    drawn: a draft that ends where it is low stays exact.
+    """
+
+    def __init__(self) -> None:
+        bounds = (0.0, *CONFIDENCES, 1.0)
+        # hopeful until measured, or a timid draft would never be tried
+        self.bins = [Rate((1 + (low + high) / 2) / 2, weight=5.0) for low, high in itertools.pairwise(bounds)]
+        self.overall = Rate(0.7)
+
+    def chances(self, confidences: Sequence[float]) -> list[float]:
+        """Chance of each token to be accepted."""
+        return [self.bins[bisect.bisect(CONFIDENCES, each)].value for each in confidences]
+
+    def update(self, confidence: float, accepted: bool) -> None:
+        """Count one verified token."""
+        self.bins[bisect.bisect(CONFIDENCES, confidence)].update(accepted)
+        self.overall.update(accepted)
 
 
 class DraftModel(Drafter):
@@ -22,6 +57,9 @@ class DraftModel(Drafter):
     The model has its own row-offset cache, kept over the whole generation: a round costs one forward per drafted
     token. Its logits go through the target's processors once, which is the distribution that verification is told.
     The model itself is never changed.
+
+    With an adaptive length a draft on a CPU also ends in mid-round, where the draft is so unsure that the next token isn't
+    worth its cost; elsewhere reading its confidence would make the host wait in every step.
 
     Args:
         model: A causal language model with the target's token ids. Padded vocabularies are fine.
@@ -53,6 +91,10 @@ class DraftModel(Drafter):
         self.last: list[int] = [3] * len(context.rows.live)
         self.drafted_from: list[int] | None = None
         self.length = 0
+        self.confidences: list[list[float]] = []
+        self.pays = context.pays if self.runner.device.type == "cpu" else None
+        known = _CALIBRATIONS.setdefault(context.target, weakref.WeakKeyDictionary())
+        self.calibration = known.setdefault(self.model, Calibration())
 
     def outlook(self, rows: Rows) -> list[Outlook]:
         """Acceptance depends on how the last draft went; a row past the model's positions has no draft."""
@@ -71,20 +113,33 @@ class DraftModel(Drafter):
             self.length = 0
             return Draft.from_lists([[]] * len(texts))
         if chain := self._chain(texts, counts, length):
-            drafted, highest = chain
+            self.confidences, (drafted, highest) = [], chain
             healthy = ~highest.isnan().any().to(self.context.device)
             return Draft(drafted.to(self.context.device), counts, healthy=healthy)
         logits = self._catch_up(texts, counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         sounds: list[Tensor] = []
+        self.confidences, survival = [], [1.0] * len(counts)
         for position in range(length):
             token, q, sound = self._choose(logits, rows, tokens)
-            tokens.append(token)
             sounds.append(sound)
+            if self.pays is not None:
+                self.confidences.append(_confidence(logits if q is None else q, q is None))
+                chances = self.calibration.chances(self.confidences[-1])
+                survival = [
+                    chance * before * (position < count)
+                    for chance, before, count in zip(chances, survival, counts, strict=True)
+                ]
+                # the first token is always drafted: its step is paid for, and the controller learns from it
+                if position and not self.pays(sum(survival), position, len(texts), False):
+                    self.length = position
+                    break
+            tokens.append(token)
             if q is not None:
                 probs.append(q)
-            if position == length - 1 or self._unsure(token, logits, counts, position):
+            last = position == length - 1 or self._unsure(token, logits, counts, position)
+            if last or self._ends(survival, position):
                 self.length = position + 1
                 break
             fed = [int(position < count) for count in counts]
@@ -105,6 +160,9 @@ class DraftModel(Drafter):
                 for start, kept in zip(self.drafted_from, accepted, strict=True)
             ]
         )
+        for row, kept in enumerate(accepted):
+            for position, confidences in enumerate(self.confidences[: min(kept + 1, self.length)]):
+                self.calibration.update(confidences[row], position < kept)
         if self.length:
             self.last = [_outcome(kept, self.length) for kept in accepted]
         self.drafted_from = None
@@ -128,7 +186,7 @@ class DraftModel(Drafter):
         pending = [
             tokens if count else tokens[:1] for tokens, count in zip(self._unseen(texts, seen), counts, strict=True)
         ]
-        _, logits = self.runner.prefill(pending)
+        logits = self.runner.prefill(pending).logits
         self.runner.cache.roll_back(
             [len(text) if count else old for text, old, count in zip(texts, before, counts, strict=True)]
         )
@@ -140,7 +198,7 @@ class DraftModel(Drafter):
         """Draft greedily in one go, where the runner can: tokens and their logits, `[rows, length]` both."""
         context, cache = self.context, self.runner.cache
         plain = not context.do_sample and not context.logits.processors and self.confidence_threshold is None
-        if self.runner.fast is None or not plain or not all(counts):
+        if self.runner.fast is None or not plain or self.pays is not None or not all(counts):
             return None
         pending = self._unseen(texts, cache.lengths)
         if max(map(len, pending)) > 2:  # rounds without a draft; one token is left for the chain
@@ -195,6 +253,11 @@ class DraftModel(Drafter):
         q = torch.where(empty, certain, q)
         return draw(q, context.generator), q, sound
 
+    def _ends(self, survival: Sequence[float], position: int) -> bool:
+        """Whether one more draft step doesn't pay, going by what usually follows."""
+        expected = sum(survival) * self.calibration.overall.value
+        return self.pays is not None and not self.pays(expected, position + 1, len(survival), True)
+
     def _unsure(self, token: Tensor, logits: Tensor, counts: list[int], position: int) -> bool:
         """Cut the rows whose token is less likely than the threshold behind it; whether every row is cut."""
         if self.confidence_threshold is None:
@@ -204,6 +267,13 @@ class DraftModel(Drafter):
             if low:
                 counts[row] = min(counts[row], position + 1)
         return all(count <= position + 1 for count in counts)
+
+
+def _confidence(scores: Tensor, is_logits: bool) -> list[float]:
+    """The largest probability of each row's distribution."""
+    probs = torch.softmax(scores.float(), -1) if is_logits else scores
+    found: list[float] = probs.amax(-1).nan_to_num(0.0).tolist()
+    return found
 
 
 def _outcome(accepted: int, drafted: int) -> int:

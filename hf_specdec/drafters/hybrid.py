@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from ..engine.length import Outlook
 from ..engine.rows import Rows
-from .base import Draft, DraftContext, Drafter, Outlook
+from .base import Draft, DraftContext, Drafter
 from .draft_model import DraftModel
 from .prompt_lookup import PromptLookup
 

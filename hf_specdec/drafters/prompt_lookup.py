@@ -10,13 +10,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar
 
+from ..engine.length import Outlook
 from ..engine.rows import Rows
-from .base import Draft, DraftContext, Drafter, Outlook
+from .base import Draft, DraftContext, Drafter
 
 
 # first-token acceptance by bucket of match length, measured on real texts: the prior until this text has its own
 BUCKETS = ((16, 0.9), (8, 0.8), (5, 0.7), (4, 0.6), (3, 0.55), (2, 0.4), (1, 0.3))
 LONGEST_MATCH = 64
+LONGEST_COPY = 128  # the most tokens that may be drafted at all
+SHADOW = 8  # tokens of a copy from which acceptance is learnt where it isn't drafted
 CANDIDATES = 8  # earlier places compared for the longest match
 
 
@@ -35,22 +38,29 @@ class Index:
                 self.places[tuple(text[place - length : place])].append(place)
         self.indexed = max(self.indexed, len(text))
 
-    def find(self, text: Sequence[int]) -> tuple[int, int]:
-        """The place whose past matches the end of `text` longest, latest first, and the length of the match.
+    def find(self, text: Sequence[int], most: int = 1) -> list[tuple[int, int]]:
+        """The places whose past matches the end of `text` longest, latest first, each with another next token.
+
+        Args:
+            text: The text that is indexed.
+            most: How many places to find.
 
         Returns:
-            Where the continuation starts, and how many tokens match; (0, 0) without any match.
+            Where each continuation starts and how many tokens match there, best first; empty without any match.
         """
+        found: dict[int, int] = {}
         for length in range(min(self.max_ngram, len(text)), 0, -1):
-            places = self.places.get(tuple(text[-length:]))
-            if places:
-                best_place, best_match = 0, 0
-                for place in reversed(places[-CANDIDATES:]):
-                    match = _match_length(text, place, length)
-                    if match > best_match:
-                        best_place, best_match = place, match
-                return best_place, best_match
-        return 0, 0
+            for place in reversed(self.places.get(tuple(text[-length:]), ())[-CANDIDATES:]):
+                if place not in found:
+                    found[place] = _match_length(text, place, length)
+            if found and (most == 1 or len(found) >= CANDIDATES):
+                break
+        best: dict[int, tuple[int, int]] = {}  # by next token
+        for place, match in sorted(found.items(), key=lambda each: (each[1], each[0]), reverse=True):
+            best.setdefault(text[place], (place, match))
+            if len(best) == most:
+                break
+        return list(best.values())
 
 
 def _match_length(text: Sequence[int], place: int, known: int) -> int:
@@ -84,29 +94,24 @@ class PromptLookup(Drafter):
         """Make an empty index for every row."""
         self.indexes = [Index(self.max_ngram) for _ in context.rows.texts]
         self.end_tokens = context.end_tokens
-        self.matches: list[tuple[int, int]] = []
+        self.copies: list[list[int]] = []
 
     def outlook(self, rows: Rows) -> list[Outlook]:
         """Find each row's match; its length is the bucket."""
-        self.matches = []
+        found = []
+        self.copies = []
         for row in rows.live:
-            self.indexes[row].update(rows.texts[row])
-            place, match = self.indexes[row].find(rows.texts[row])
-            self.matches.append((place, match) if match >= self.min_match else (0, 0))
-        return [self._expect(match) for _, match in self.matches]
+            text = rows.texts[row]
+            self.indexes[row].update(text)
+            place, match = next(iter(self.indexes[row].find(text)), (0, 0))
+            least, acceptance = bucket_of(match) if match >= self.min_match else (0, 0.0)
+            self.copies.append(self._copy(text, place, LONGEST_COPY) if least else [])
+            found.append(Outlook(self.name, least, acceptance, free=True, guess=self.copies[-1][:SHADOW]))
+        return found
 
     def propose(self, rows: Rows, length: int) -> Draft:
         """Copy up to `length` tokens behind each row's match, cut behind a token that ends the text."""
-        return Draft.from_lists(
-            [
-                self._copy(rows.texts[row], place, length) if match else []
-                for row, (place, match) in zip(rows.live, self.matches, strict=True)
-            ]
-        )
-
-    def _expect(self, match: int) -> Outlook:
-        least, acceptance = bucket_of(match)
-        return Outlook(self.name, least, acceptance, free=True)
+        return Draft.from_lists([copied[:length] for copied in self.copies])
 
     def _copy(self, text: Sequence[int], place: int, length: int) -> list[int]:
         draft: list[int] = []

@@ -8,42 +8,26 @@ doesn't repeat itself, which is where lookup has nothing to say.
 
 from __future__ import annotations
 
+import copy
 import heapq
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..engine.length import Outlook
 from ..engine.rows import Rows
-from .base import Draft, DraftContext, Drafter, Outlook
+from .base import Draft, DraftContext, Drafter, Rate
 from .prompt_lookup import BUCKETS, Index, bucket_of
 
 
 SUCCESSORS = 8
 # chance that the target's next token is the successor of each rank, until it is measured
 RANK_PRIORS = (0.35, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.02)
-PRIOR_WEIGHT = 20.0
-DISCOUNT = 0.995
 LEAST = 0.02  # a node less likely than this isn't grown
 MOST_NODES = 32
-
-
-@dataclass
-class Rate:
-    """A discounted chance."""
-
-    prior: float
-    hits: float = 0.0
-    tried: float = 0.0
-
-    def update(self, hit: bool) -> None:
-        """Count one outcome."""
-        self.hits, self.tried = DISCOUNT * self.hits + hit, DISCOUNT * self.tried + 1
-
-    @property
-    def value(self) -> float:
-        """The estimate."""
-        return (self.hits + PRIOR_WEIGHT * self.prior) / (self.tried + PRIOR_WEIGHT)
+CONTINUATIONS = 3  # of a lookup, that branch
 
 
 @dataclass
@@ -59,6 +43,10 @@ class Memory:
     successors: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ranks: list[Rate] = field(default_factory=lambda: [Rate(prior) for prior in RANK_PRIORS])
     matches: dict[int, Rate] = field(default_factory=lambda: {least: Rate(prior) for least, prior in BUCKETS})
+
+    def copy(self) -> Memory:
+        """One that learns by itself from here on."""
+        return Memory(dict(self.successors), copy.deepcopy(self.ranks), copy.deepcopy(self.matches))
 
 
 @dataclass
@@ -83,8 +71,18 @@ class Grown:
 _MEMORIES: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
 
 
+def snapshot(target: Any) -> Memory:
+    """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
+    return _MEMORIES.get(target, Memory()).copy()
+
+
+def restore(target: Any, saved: Memory) -> None:
+    """Go back to what was known about a target at `snapshot`."""
+    _MEMORIES[target] = saved.copy()
+
+
 class Recycling(Drafter):
-    """Draft a tree of recycled successors, merged with the best lookup.
+    """Draft a tree of recycled successors, merged with the best lookups.
 
     Args:
         max_ngram: Longest n-gram that lookup hashes.
@@ -120,6 +118,11 @@ class Recycling(Drafter):
         if not self.trees:
             return draft
         return Draft(draft.tokens, draft.counts, parents=[grown.parents[:length] for grown in self.grown])
+
+    def prime(self, prompts: Sequence[Sequence[int]], successors: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Remember what the target would have said behind every token of the prompts."""
+        for prompt, found in zip(prompts, successors, strict=True):
+            self.memory.successors.update(zip(prompt, map(tuple, found), strict=False))
 
     def learn(
         self,
@@ -159,33 +162,34 @@ class Recycling(Drafter):
 
     def _grow(self, row: int, text: Sequence[int]) -> Grown:
         """Grow a tree (a chain where trees can't be verified) from the text's end, the likeliest token first."""
-        index = self.indexes[row]
+        index, memory = self.indexes[row], self.memory
         index.update(text)
-        place, match = index.find(text)
-        bucket, _ = bucket_of(match)
-        trust = self.memory.matches[bucket].value if bucket else 0.0
-        ranks = [rate.value for rate in self.memory.ranks]
-        grown = Grown([], [], [], bucket, text[place] if bucket else -1)
-        # (minus its chance, order of arrival, parent, token, where the lookup goes on or -1)
-        waiting: list[tuple[float, int, int, int, int]] = []
-        arrived = 0
+        matches = index.find(text, CONTINUATIONS)
+        trusts = [memory.matches[bucket_of(match)[0]].value for _, match in matches]
+        ranks = [rate.value for rate in memory.ranks]
+        grown = Grown([], [], [])
+        if matches:
+            grown.bucket, grown.copied = bucket_of(matches[0][1])[0], text[matches[0][0]]
+        # minus its chance, order of arrival, parent, token, and where lookups go on behind it: (place, trust)
+        waiting: list[tuple[float, int, int, int, list[tuple[int, float]]]] = []
+        arrivals = itertools.count()
 
-        def offer(parent: int, token: int, chance: float, source: int) -> None:
-            nonlocal arrived
-            copied = text[source] if 0 <= source < len(text) else -1
-            share = trust if copied >= 0 else 0.0
-            if copied >= 0:
-                heapq.heappush(waiting, (-chance * share, arrived, parent, copied, source + 1))
-                arrived += 1
-            for rank, successor in enumerate(self.memory.successors.get(token, ())):
-                likely = chance * (1.0 - share) * ranks[rank]
-                if successor != copied and likely >= LEAST:
-                    heapq.heappush(waiting, (-likely, arrived, parent, successor, -1))
-                    arrived += 1
+        def offer(parent: int, token: int, chance: float, lookups: Sequence[tuple[int, float]]) -> None:
+            copies: dict[int, list[tuple[int, float]]] = {}
+            for place, trust in lookups:
+                if place < len(text):
+                    copies.setdefault(text[place], []).append((place + 1, trust))
+            left = 1.0
+            for copied, further in copies.items():
+                heapq.heappush(waiting, (-chance * left * further[0][1], next(arrivals), parent, copied, further))
+                left *= 1.0 - further[0][1]
+            for rank, successor in zip(ranks, memory.successors.get(token, ()), strict=False):
+                if successor not in copies and chance * left * rank >= LEAST:
+                    heapq.heappush(waiting, (-chance * left * rank, next(arrivals), parent, successor, []))
 
-        offer(-1, text[-1], 1.0, place if bucket else -1)
+        offer(-1, text[-1], 1.0, [(place, trust) for (place, _), trust in zip(matches, trusts, strict=True)])
         while waiting and len(grown.tokens) < MOST_NODES:
-            chance, _, parent, token, source = heapq.heappop(waiting)
+            chance, _, parent, token, lookups = heapq.heappop(waiting)
             if -chance < LEAST:
                 break
             if not self.trees:
@@ -194,5 +198,5 @@ class Recycling(Drafter):
             grown.parents.append(parent)
             grown.gains.append(-chance)
             if token not in self.end_tokens:
-                offer(len(grown.tokens) - 1, token, -chance, source)
+                offer(len(grown.tokens) - 1, token, -chance, lookups)
         return grown

@@ -23,6 +23,20 @@ class LogitsOnly(NamedTuple):
     logits: Tensor
 
 
+class Prefilled(NamedTuple):
+    """What a prefill gives.
+
+    Attributes:
+        output: The model's output of the last forward.
+        logits: Those behind the last token of each row that has new ones, `[rows, vocabulary]`.
+        successors: The most likely next tokens behind every token, int64 `[rows, longest, n]`, if they were asked for.
+    """
+
+    output: Any
+    logits: Tensor
+    successors: Tensor | None = None
+
+
 def unsupported_reason(model: Any) -> str | None:
     """Why a model can't run on a `RowCache`, or `None` if it can."""
     return compat.row_forward_reason(model) or layer_count(compat.text_config(model))[1]
@@ -130,40 +144,45 @@ class RowModel:
             output.logits = _kept(output.logits, keep)
         return output
 
-    def prefill(self, rows: Sequence[Sequence[int]], chunk: int | None = None, **options: Any) -> tuple[Any, Tensor]:
+    def prefill(
+        self, rows: Sequence[Sequence[int]], chunk: int | None = None, successors: int = 0, **options: Any
+    ) -> Prefilled:
         """Run and commit each row's new tokens, as many as the row has.
 
         Args:
             rows: New tokens of each row; rows may differ in length.
             chunk: Most tokens a forward, or `None` for one forward.
+            successors: How many of the most likely next tokens to tell behind every token.
             **options: Passed to the model.
-
-        Returns:
-            The output of the last forward, and the logits behind the last token of each row that has any,
-            `[rows, vocabulary]`.
         """
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         block = upload([[*row, *[0] * (longest - len(row))] for row in rows], self.device)
-        if min(lengths) == longest and not chunk:
+        if min(lengths) == longest and not chunk and not successors:
             output = self.forward(block, lengths, 1, **options)
             self.cache.commit(lengths)
-            return output, compat.all_token_logits(output)[:, -1]
+            return Prefilled(output, compat.all_token_logits(output)[:, -1])
         step = chunk or longest
         found: list[Tensor | None] = [None] * len(rows)
+        tops = []
         for first in range(0, longest, step):
             piece = block[:, first : first + step]
             counts = [min(max(length - first, 0), step) for length in lengths]
             ends = sorted(
                 {count - 1 for count, length in zip(counts, lengths, strict=True) if 0 < length - first <= step}
             )
-            keep = upload(ends or [0], self.device)
+            keep = 0 if successors else upload(ends or [0], self.device)
             output = self.forward(piece, counts, keep, **options)
             self.cache.commit(counts)
+            logits = compat.all_token_logits(output)
+            if successors:
+                tops.append(logits.topk(min(successors, logits.shape[-1])).indices)
             for index, length in enumerate(lengths):
                 if 0 < length - first <= step:
-                    found[index] = compat.all_token_logits(output)[index, ends.index(counts[index] - 1)]
-        return output, torch.stack([logits for logits in found if logits is not None])
+                    last = counts[index] - 1
+                    found[index] = logits[index, last if successors else ends.index(last)]
+        behind = torch.stack([row for row in found if row is not None])
+        return Prefilled(output, behind, torch.cat(tops, 1) if successors else None)
 
     def read_on(
         self, rows: Sequence[list[tuple[Tensor, Tensor]]], tokens: Sequence[Sequence[int]]

@@ -1,94 +1,82 @@
-"""How many tokens to draft: measured acceptance against measured cost, with "none" always among the choices.
+"""How many tokens to draft: as many as pay, none if none do.
 
-The rule is the renewal-reward one: a round that drafts k tokens emits E(k) = 1 + Σ_j Π_{i≤j} a_i tokens in expectation
-and costs R(k) seconds; draft the k with the most tokens a second. a_j is the chance that position j is accepted given
-that all before it were, one discounted table per draft source and bucket; positions behind the first rejection are
-censored, never counted as rejections.
+A round that drafts k tokens emits 1 + Σ_j Π_{i≤j} a_i tokens in expectation and takes R(k) seconds. a_j is the chance that
+position j is accepted given that all before it were: one discounted table for each source of drafts and bucket, where
+positions behind the first rejection are censored, never counted as rejections.
+
+What a round may cost is set by the whole generation, not by the round alone: with ρ tokens a second emitted in the
+long run, time is worth ρ tokens a second, and the best k has the largest Σ_j Π a_i − ρ·(R(k) − R(0)) (the renewal-reward
+argument; for equal rounds it is the same as most tokens a second). A round with a weak draft is then kept short, one
+with a strong draft goes further than its own average.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from .acceptance import DISCOUNT, Acceptance
+from .costs import CostTable
 
-DISCOUNT = 0.98  # how fast old rounds are forgotten
-PRIOR_WEIGHT = 6.0  # rounds that the prior counts for
-PRIOR_CHAIN = 0.5  # least prior for a position whose predecessor is likely accepted
-KEEP_MARGIN, START_MARGIN = 1.0, 1.02  # gain needed to go on drafting, to start again
+
+GAINS_WEIGHT = 4.0  # expected tokens that a drafter's own gains are trusted for
+RATE_DISCOUNT = 0.98
+START_MARGIN = 0.02  # tokens a row that drafting must bring to start again
 FIRST_PROBE, LAST_PROBE = 16, 256  # rounds between probes while off; doubles
 PROBE_LENGTH = 2
-COST_DISCOUNT = 0.9
-OPTIMISTIC_SLOPE = 0.03  # cost of one more token, in units of a one-token forward, until it is measured
+WINDOW, FEWEST_DRAFTED = 64, 16  # rounds, and the drafted ones among them that judge a generation's gain
+LEAST_GAIN = 0.98
 
 
-class Acceptance:
-    """Discounted counts of acceptance by position, for one source and bucket."""
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a drafter expects of a row's next draft, so that the draft length can be chosen before drafting.
 
-    def __init__(self, prior: float) -> None:
-        self.prior = prior
-        self.tried: list[float] = []
-        self.kept: list[float] = []
-
-    def update(self, drafted: int, accepted: int) -> None:
-        """Count a row's draft of `drafted` tokens, `accepted` of them kept."""
-        for position in range(min(accepted + 1, drafted)):
-            if position == len(self.tried):
-                self.tried.append(0.0)
-                self.kept.append(0.0)
-            self.tried[position] = DISCOUNT * self.tried[position] + 1
-            self.kept[position] = DISCOUNT * self.kept[position] + (position < accepted)
-
-    def survival(self, length: int) -> list[float]:
-        """Chance that the first 1, 2, … `length` draft tokens are all accepted."""
-        chances, survival, estimate = [], 1.0, self.prior
-        for position in range(length):
-            tried = self.tried[position] if position < len(self.tried) else 0.0
-            kept = self.kept[position] if position < len(self.kept) else 0.0
-            prior = estimate if position == 0 else max(estimate, PRIOR_CHAIN)
-            estimate = (kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
-            survival *= estimate
-            chances.append(survival)
-        return chances
-
-
-class CostTable:
-    """Seconds of a forward by how many tokens it reads: a measured table, linear in between.
-
-    Beyond what was measured the estimate is optimistic, so that a width is tried and then known: cost curves have
-    cliffs (a float32 CPU forward of 2 tokens takes as long as one of 8).
+    Attributes:
+        source: Where the draft would come from.
+        bucket: A class of drafts that are accepted alike, such as the length of a lookup's match.
+        acceptance: Expected acceptance of the first token until it has been measured; 0 if there is no draft.
+        free: Whether drafting takes (nearly) no time.
+        gains: Chance of each draft token to be accepted, in the order in which they would be drafted, where the drafter
+            knows better than the counts of whole chains (trees). Its sum is the expected number of accepted tokens.
+        guess: The tokens that would be drafted, a chain, where they are known already. Then acceptance is
+            learnt from what the text says next even if nothing is drafted.
     """
 
-    def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
+    source: str
+    bucket: int = 0
+    acceptance: float = 0.7
+    free: bool = False
+    gains: Sequence[float] | None = None
+    guess: Sequence[int] = ()
 
-    def update(self, tokens: int, seconds: float) -> None:
-        """Count a measured forward of `tokens` tokens in all rows together."""
-        old = self.seconds.get(tokens)
-        # a first measurement of a shape pays for warm-up, so a later, faster one replaces it
-        if old is None or seconds < 0.5 * old:
-            self.seconds[tokens] = seconds
-        else:
-            self.seconds[tokens] = COST_DISCOUNT * old + (1 - COST_DISCOUNT) * min(seconds, 3 * old)
 
-    def estimate(self, tokens: int) -> float:
-        """Seconds of a forward of `tokens` tokens."""
-        if tokens in self.seconds:
-            return self.seconds[tokens]
-        known = sorted(self.seconds)
-        if not known:
-            return 1.0 + OPTIMISTIC_SLOPE * (tokens - 1)
-        below = [size for size in known if size < tokens]
-        above = [size for size in known if size > tokens]
-        if below and above:
-            low, high = below[-1], above[0]
-            share = (tokens - low) / (high - low)
-            return self.seconds[low] + share * (self.seconds[high] - self.seconds[low])
-        near = below[-1] if below else above[0]
-        return self.seconds[near] * (1.0 + OPTIMISTIC_SLOPE * (tokens - 1)) / (1.0 + OPTIMISTIC_SLOPE * (near - 1))
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in a round, one entry a live row.
+
+    Attributes:
+        outlook: What was expected.
+        drafted: Draft tokens verified.
+        tried: Positions that had a draft token with all predecessors accepted.
+        accepted: Draft tokens accepted.
+        width: Tokens a row in the target's forward.
+        verify_seconds: Time of forward, verification and copy.
+        draft_seconds: Time of drafting.
+    """
+
+    outlook: Sequence[Outlook]
+    drafted: Sequence[int]
+    tried: Sequence[int]
+    accepted: Sequence[int]
+    width: int
+    verify_seconds: float
+    draft_seconds: float
 
 
 class FixedLength:
@@ -97,22 +85,23 @@ class FixedLength:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def choose(
-        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int,
-        gains: Sequence[Sequence[float] | None] = (),
-    ) -> int:  # fmt: skip
+    def choose(self, outlook: Sequence[Outlook], most: int) -> int:
         """The number of tokens to draft this round."""
         return min(self.length, most)
 
-    def observe(
-        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], drafted: Sequence[int],
-        accepted: Sequence[int], width: int, verify_seconds: float, draft_seconds: float,
-    ) -> None:  # fmt: skip
+    def observe(self, seen: Round) -> None:
+        """Nothing to learn."""
+
+    def learn(self, outlook: Outlook, drafted: int, accepted: int) -> None:
         """Nothing to learn."""
 
 
 class AdaptiveLength:
-    """Draft as much as pays; shared by the generations of one model and drafter, safe under threads."""
+    """Draft as much as pays; shared by the generations of one model and drafter, safe under threads.
+
+    Args:
+        draft_cost: First guess of a draft step's cost, in units of the target's.
+    """
 
     def __init__(self, draft_cost: float) -> None:
         self.draft_cost = draft_cost
@@ -121,86 +110,137 @@ class AdaptiveLength:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.acceptance: dict[tuple[str, int], Acceptance] = {}
-        self.verify = CostTable()
-        self.draft: dict[int, float] = {}  # seconds of one draft step, by batch size
-        self.off: dict[tuple[str, int], int] = defaultdict(int)  # rounds since the source was last drafted from
-        self.probe_after: dict[tuple[str, int], int] = defaultdict(lambda: FIRST_PROBE)
+        with self._lock:
+            self.acceptance: dict[tuple[str, int | None], Acceptance] = {}
+            self.verify = CostTable()
+            self.draft: dict[int, float] = {}  # a draft step in units of a plain round, by batch size
+            # accepted and expected tokens, of sources that tell their gains
+            self.trust: dict[str, tuple[float, float]] = {}
+            self.off: dict[tuple[str, int], int] = defaultdict(int)  # rounds since the source was last drafted from
+            self.probe_after: dict[tuple[str, int], int] = defaultdict(lambda: FIRST_PROBE)
+            # tokens a row, and the plain rounds that would have taken as long
+            self.emitted, self.plain_rounds = 0.0, 0.0
 
-    def choose(
-        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], free: bool, most: int,
-        gains: Sequence[Sequence[float] | None] = (),
-    ) -> int:  # fmt: skip
+    @property
+    def rate(self) -> float:
+        """Tokens a row emitted in the time of a plain round, in the long run; at least the 1 of plain decoding."""
+        return max(self.emitted / self.plain_rounds, 1.0) if self.plain_rounds else 1.0
+
+    def plain_seconds(self, rows: int) -> float:
+        """Seconds of a round without drafts."""
+        with self._lock:
+            return self.verify.estimate(rows)
+
+    def choose(self, outlook: Sequence[Outlook], most: int) -> int:
         """Choose this round's draft length.
 
         Args:
-            sources: Source and bucket of each row's draft; a row without any draft is left out of the sum.
-            priors: Expected acceptance of the first token of each row, until it is measured.
-            free: Whether drafting costs nothing, as in lookup.
+            outlook: What to expect of each row's draft; a row without any draft is left out of the sum.
             most: Most tokens that are of use.
-            gains: For each row the chance of each draft token to be accepted, where the drafter gives one.
 
         Returns:
             Tokens to draft, from 0 to `most`.
         """
         with self._lock:
-            rows = len(sources)
-            expected = [0.0] * (most + 1)
-            told = gains or [None] * rows
-            for source, prior, own in zip(sources, priors, told, strict=True):
-                if prior > 0:
-                    chances = self._table(source, prior).survival(most) if own is None else own[:most]
-                    for position, chance in enumerate(chances):
-                        expected[position + 1] += chance
-            if rows not in self.verify.seconds:
+            rows, drafting = len(outlook), [each for each in outlook if each.acceptance > 0]
+            if not self.verify or not drafting:
                 return 0  # what plain decoding costs must be known first
-            step = 0.0 if free else self.draft.get(rows, self.draft_cost * self.verify.estimate(rows))
-            base = self.verify.estimate(rows)
-            best, best_value, emitted = 0, rows / base, float(rows)
-            running = any(self.off[source] == 0 for source in sources)
-            margin = KEEP_MARGIN if running else START_MARGIN
+            expected = [0.0] * most
+            for each in drafting:
+                for position, chance in enumerate(self._chances(each, most)):
+                    expected[position] += chance
+            step, plain = self._step(rows, all(each.free for each in outlook)), self.verify.estimate(rows)
+            worth = self.rate * rows / plain
+            running = any(self.off[each.source, each.bucket] == 0 for each in drafting)
+            best, best_value, gain = 0, 0.0 if running else START_MARGIN * rows, 0.0
             for length in range(1, most + 1):
-                emitted += expected[length]
-                value = emitted / (self.verify.estimate(rows * (length + 1)) + step * length)
-                if value > best_value * (margin if best == 0 else 1.0):
-                    best, best_value = length, value
-            return self._probe(
-                [source for source, prior in zip(sources, priors, strict=True) if prior > 0], best, most
-            )
+                gain += expected[length - 1]
+                extra = self.verify.estimate(rows * (length + 1)) - plain + step * length
+                if gain - worth * extra > best_value:
+                    best, best_value = length, gain - worth * extra
+            return self._probe(drafting, best, most)
 
-    def observe(
-        self, sources: Sequence[tuple[str, int]], priors: Sequence[float], drafted: Sequence[int],
-        accepted: Sequence[int], width: int, verify_seconds: float, draft_seconds: float,
-    ) -> None:  # fmt: skip
-        """Learn from a round.
+    def pays(self, expected: float, drafted: int, rows: int, step: bool) -> bool:
+        """Whether one more draft token pays, seen from inside of a round.
 
         Args:
-            sources: As in `choose`.
-            priors: As in `choose`.
-            drafted: Tokens drafted by each row.
-            accepted: Tokens accepted by each row.
-            width: Tokens a row in the target's forward.
-            verify_seconds: Time of forward, verification and copy.
-            draft_seconds: Time of drafting.
+            expected: How many of the rows' next draft tokens will be accepted, in expectation.
+            drafted: Tokens drafted for each row so far.
+            rows: Live rows.
+            step: Whether a draft step has still to be run for it; else it only widens the target's forward.
         """
         with self._lock:
-            for source, prior, count, kept in zip(sources, priors, drafted, accepted, strict=True):
-                if count:
-                    self._table(source, prior).update(count, kept)
-            self.verify.update(len(sources) * width, verify_seconds)
-            if width > 1 and draft_seconds > 0:
-                old = self.draft.get(len(sources))
-                step = draft_seconds / (width - 1)
-                self.draft[len(sources)] = step if old is None else min(0.8 * old + 0.2 * step, 2 * old)
+            extra = self.verify.estimate(rows * (drafted + 2)) - self.verify.estimate(rows * (drafted + 1))
+            cost = max(extra, 0.0) + (self._step(rows, free=False) if step else 0.0)
+            return expected >= self.rate * rows / self.verify.estimate(rows) * cost
 
-    def _table(self, source: tuple[str, int], prior: float) -> Acceptance:
-        if source not in self.acceptance:
-            self.acceptance[source] = Acceptance(prior)
-        return self.acceptance[source]
+    def observe(self, seen: Round) -> None:
+        """Learn from a round."""
+        with self._lock:
+            rows = len(seen.outlook)
+            for each, drafted, tried, kept in zip(seen.outlook, seen.drafted, seen.tried, seen.accepted, strict=True):
+                if not drafted:
+                    continue
+                if each.gains is None:
+                    self._table(each).update(tried, kept)
+                else:
+                    accepted, expected = self.trust.get(each.source, (0.0, 0.0))
+                    expected = DISCOUNT * expected + sum(each.gains[:drafted])
+                    self.trust[each.source] = (DISCOUNT * accepted + kept, expected)
+            self.verify.update(rows * seen.width, seen.verify_seconds)
+            plain = self.verify.estimate(rows)
+            if seen.width > 1 and seen.draft_seconds > 0:
+                old, step = self.draft.get(rows), seen.draft_seconds / (seen.width - 1) / plain
+                self.draft[rows] = step if old is None else min(0.8 * old + 0.2 * step, 2 * old)
+            emitted = 1 + sum(seen.accepted) / rows
+            self.emitted = RATE_DISCOUNT * self.emitted + emitted
+            took = (seen.verify_seconds + seen.draft_seconds) / plain
+            self.plain_rounds = RATE_DISCOUNT * self.plain_rounds + took
 
-    def _probe(self, sources: Sequence[tuple[str, int]], best: int, most: int) -> int:
+    def state(self) -> dict[str, Any]:
+        """A copy of everything learnt, for `load`."""
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` gave."""
+        with self._lock:
+            vars(self).update(copy.deepcopy(state))
+
+    def learn(self, outlook: Outlook, drafted: int, accepted: int) -> None:
+        """Learn from a draft that was never verified: `accepted` of its tokens are what the text went on to say."""
+        with self._lock:
+            self._table(outlook).update(drafted, accepted)
+
+    def _chances(self, outlook: Outlook, most: int) -> list[float]:
+        """Chance of each draft token to be accepted."""
+        if outlook.gains is None:
+            return self._table(outlook).survival(most)
+        accepted, expected = self.trust.get(outlook.source, (0.0, 0.0))
+        scale = (accepted + GAINS_WEIGHT) / (expected + GAINS_WEIGHT)
+        return [min(scale * gain, 1.0) for gain in outlook.gains[:most]]
+
+    def _step(self, rows: int, free: bool) -> float:
+        """Seconds of a draft step."""
+        return 0.0 if free else self.draft.get(rows, self.draft_cost) * self.verify.estimate(rows)
+
+    def _table(self, outlook: Outlook) -> Acceptance:
+        """The counts of a source's bucket.
+
+        Buckets of a free source are drafts of different kinds (long and short matches), each with its own prior; those of a
+        model are moods of one kind, and start from what is known of all.
+        """
+        key = (outlook.source, outlook.bucket)
+        if key not in self.acceptance:
+            pool = None
+            if not outlook.free:
+                pool = self.acceptance.setdefault((outlook.source, None), Acceptance(outlook.acceptance))
+            self.acceptance[key] = Acceptance(outlook.acceptance, pool)
+        return self.acceptance[key]
+
+    def _probe(self, drafting: Sequence[Outlook], best: int, most: int) -> int:
         """While off, draft a little now and then: the text may have become easier."""
-        for source in set(sources):
+        for source in {(each.source, each.bucket) for each in drafting if not each.guess}:
             if best:
                 self.off[source], self.probe_after[source] = 0, FIRST_PROBE
                 continue
@@ -210,6 +250,33 @@ class AdaptiveLength:
                 self.probe_after[source] = min(2 * self.probe_after[source], LAST_PROBE)
                 best = min(PROBE_LENGTH, most)
         return best
+
+
+class GainWatch:
+    """Whether one generation's drafting is measured to lose, whatever the estimates say."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[tuple[float, float, bool]] = deque(maxlen=WINDOW)
+
+    def add(self, emitted: float, plain_rounds: float, drafted: bool) -> str | None:
+        """Count a round.
+
+        Args:
+            emitted: Tokens a row.
+            plain_rounds: Time of the round in units of a plain one.
+            drafted: Whether anything was drafted.
+
+        Returns:
+            Why drafting should end for this generation, or `None`.
+        """
+        self.rounds.append((emitted, plain_rounds, drafted))
+        judged = [(tokens, took) for tokens, took, drafts in self.rounds if drafts]
+        if len(self.rounds) < WINDOW or len(judged) < FEWEST_DRAFTED:
+            return None
+        gain = sum(tokens for tokens, _ in judged) / sum(took for _, took in judged)
+        if gain >= LEAST_GAIN:
+            return None
+        return f"speculative disabled: measured gain {gain:.2f}x in {len(judged)} drafted rounds"
 
 
 _CONTROLLERS: weakref.WeakKeyDictionary[Any, dict[str, AdaptiveLength]] = weakref.WeakKeyDictionary()
@@ -236,7 +303,26 @@ def _size(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def reset(model: Any) -> None:
-    """Forget what was learnt about a target."""
+def reset(model: Any = None) -> None:
+    """Forget what was learnt about a target, or about all."""
     with _CONTROLLERS_LOCK:
-        _CONTROLLERS.pop(model, None)
+        if model is None:
+            _CONTROLLERS.clear()
+        else:
+            _CONTROLLERS.pop(model, None)
+
+
+def snapshot(model: Any) -> dict[str, dict[str, Any]]:
+    """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
+    with _CONTROLLERS_LOCK:
+        return {key: each.state() for key, each in _CONTROLLERS.get(model, {}).items()}
+
+
+def restore(model: Any, saved: dict[str, dict[str, Any]]) -> None:
+    """Go back to what was known about a target at `snapshot`."""
+    with _CONTROLLERS_LOCK:
+        for key, each in _CONTROLLERS.get(model, {}).items():
+            if key in saved:
+                each.load(saved[key])
+            else:
+                each.reset()

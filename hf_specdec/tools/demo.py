@@ -8,8 +8,6 @@ target was undecided there: see `Difference`.
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -20,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import SpecDecError
+from .differences import Difference, find_difference
 from .environment import cpu_name, package_versions
 from .loading import LoadedModel, encode_prompt, load_model
+from .timing import geometric_mean, now
 
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 WARM_UP_TOKENS = 16
-HALF_PRECISION = (torch.bfloat16, torch.float16)
-# The gap below which two logits count as a near-tie, at least; rounding in a block of tokens differs from one by one.
-NEAR_TIE_FLOOR_HALF = 0.05
-NEAR_TIE_FLOOR_FLOAT32 = 1e-4
 
 StepContext = Callable[[str], AbstractContextManager[None]]
 
@@ -47,38 +43,6 @@ class DemoPrompt:
     text: str
     license: str
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where the two sides differ.
-
-    Attributes:
-        index: Index of the token, the prompt not counted.
-        token_off: The token without speculation; `None` if that side had ended.
-        token_on: The token with speculation; `None` if that side had ended.
-        gap: The target's highest logit there minus that of `token_on`, from one plain forward over the text without
-            speculation; 0 where that forward agrees with speculation, `None` if one side had ended.
-        band: Largest gap that rounding explains: max(0.05, 2 units in the last place of the highest logit), 0.05
-            being 0.0001 in float32.
-    """
-
-    index: int
-    token_off: int | None
-    token_on: int | None
-    gap: float | None
-    band: float
-
-    @property
-    def near_tie(self) -> bool:
-        """Whether rounding explains the difference."""
-        return self.gap is not None and self.gap <= self.band
-
-    def __str__(self) -> str:
-        if self.gap is None:
-            return f"one side ended at token {self.index}"
-        kind = "near-tie" if self.near_tie else "not a near-tie"
-        return f"{kind} at token {self.index}, gap {self.gap:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +98,7 @@ class DemoReport:
     @property
     def speedup(self) -> float:
         """Geometric mean of the prompts' speed-ups."""
-        return math.exp(sum(math.log(result.speedup) for result in self.results) / len(self.results))
+        return geometric_mean([result.speedup for result in self.results])
 
     @property
     def ok(self) -> bool:
@@ -256,36 +220,6 @@ def compare(
     )
 
 
-def find_difference(model: Any, prompt_ids: torch.Tensor, off: Sequence[int], on: Sequence[int]) -> Difference | None:
-    """Return the first difference between two continuations of a prompt, `None` if they are equal.
-
-    Args:
-        model: The target.
-        prompt_ids: The prompt, `[1, T]`.
-        off: Tokens decoded without speculation.
-        on: Tokens decoded with it.
-    """
-    if list(off) == list(on):
-        return None
-    shorter = min(len(off), len(on))
-    index = next((i for i in range(shorter) if off[i] != on[i]), shorter)
-    token_off = off[index] if index < len(off) else None
-    token_on = on[index] if index < len(on) else None
-    prefix = torch.cat([prompt_ids, prompt_ids.new_tensor([list(off[:index])])], dim=1)
-    with torch.inference_mode():
-        logits = model(prefix).logits[0, -1].float()  # [V]
-    highest = logits.max().item()
-    gap = None if token_on is None or token_off is None else highest - logits[token_on].item()
-    return Difference(index=index, token_off=token_off, token_on=token_on, gap=gap, band=near_tie_band(model, highest))
-
-
-def near_tie_band(model: Any, highest_logit: float) -> float:
-    """Return the gap that rounding in the model's dtype explains next to a logit of this size."""
-    unit = torch.finfo(model.dtype).eps * 2.0 ** math.floor(math.log2(max(abs(highest_logit), 1e-6)))
-    floor = NEAR_TIE_FLOOR_HALF if model.dtype in HALF_PRECISION else NEAR_TIE_FLOOR_FLOAT32
-    return max(floor, 2 * unit)
-
-
 @dataclass(frozen=True, slots=True)
 class _Decoded:
     """One run of one side."""
@@ -304,12 +238,12 @@ def _decode(loaded: LoadedModel, inputs: Any, speculative: bool | str, max_new_t
     import hf_specdec
 
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False, "return_dict_in_generate": True}
-    start = _now(loaded.model.device)
+    start = now(loaded.model.device)
     if speculative is False:
         output = loaded.model.generate(**inputs, **options)
     else:
         output = hf_specdec.generate(loaded.model, **inputs, **options, speculative=speculative)
-    seconds = _now(loaded.model.device) - start
+    seconds = now(loaded.model.device) - start
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     return _Decoded(tokens=tokens, seconds=seconds, stats=None if speculative is False else output.spec_stats)
 
@@ -323,13 +257,6 @@ def _first_difference(
         if difference is not None:
             return pair, difference
     return pairs[-1], None
-
-
-def _now(device: torch.device) -> float:
-    """Read the clock when the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _prompt_from_record(record: dict[str, Any]) -> DemoPrompt:

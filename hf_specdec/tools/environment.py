@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": _memory_gib(),
         "cuda": torch.version.cuda,
@@ -62,6 +64,22 @@ def describe_environment() -> dict[str, Any]:
         "mps": torch.backends.mps.is_available(),
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
+
+
+def git_revision() -> str | None:
+    """Return the commit of the checkout that this package runs from, "-dirty" behind it if files were changed.
+
+    `None` where it doesn't run from a checkout.
+    """
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def cpu_name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,3 +74,36 @@ def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None)
     if inputs["input_ids"].shape[1] == 0:
         raise SpecDecError("The prompt has no tokens. Give it at least one character.")
     return inputs.to(loaded.model.device)
+
+
+def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
+    """Turn prompts into one batch, padded on the left.
+
+    Args:
+        loaded: The model and its tokenizer.
+        prompts: What the user wrote, one prompt a row.
+
+    Returns:
+        `input_ids` and `attention_mask`, int64 `[rows, longest]`, on the model's device.
+    """
+    import torch
+
+    rows = [encode_prompt(loaded, prompt)["input_ids"][0] for prompt in prompts]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, True, pad_token(loaded), padding_side="left")
+    real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True, 0, padding_side="left")
+    return {"input_ids": ids, "attention_mask": real}
+
+
+def pad_token(loaded: LoadedModel) -> int:
+    """The id to pad with: the generation config's, else the tokenizer's, else the first end token, else 0."""
+    ends = end_tokens(loaded)
+    for found in (loaded.model.generation_config.pad_token_id, loaded.tokenizer.pad_token_id, *ends[:1]):
+        if found is not None:
+            return int(found)
+    return 0
+
+
+def end_tokens(loaded: LoadedModel) -> list[int]:
+    """The ids that end a text."""
+    ends = loaded.model.generation_config.eos_token_id
+    return [] if ends is None else [int(end) for end in (ends if isinstance(ends, Sequence) else [ends])]

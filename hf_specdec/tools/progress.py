@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tqdm import tqdm
+
+
+SECONDS_BETWEEN_LINES = 15.0  # where stderr isn't a terminal
 
 
 class Steps:
@@ -61,6 +65,38 @@ def show_steps() -> Iterator[Steps]:
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
         yield Steps(bars)
+
+
+@contextmanager
+def show_count() -> Iterator[Callable[[str, int, int], None]]:
+    """Draw one bar on stderr while the block runs; where stderr isn't a terminal, a line now and then.
+
+    Yields:
+        A function to call with what is done now, how many parts are done, and how many there are.
+    """
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left:"), TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _say_now_and_then(console)
+        return
+    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda title, done, total: bars.update(task, description=title, completed=done, total=total)
+
+
+def _say_now_and_then(console: Console) -> Callable[[str, int, int], None]:
+    said = -SECONDS_BETWEEN_LINES
+
+    def tell(title: str, done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            console.print(f"{done}/{total} {title}", markup=False, highlight=False)
+
+    return tell
 
 
 def _bytes_in(folder: Path) -> int:

@@ -18,7 +18,7 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "generate", "env")
+COMMANDS = ("demo", "generate", "bench", "env")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_version(run: Run) -> None:
     assert out.startswith("hf-specdec ")
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["demo", "-h"], ["generate", "-h"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["-h"], ["demo", "-h"], ["generate", "-h"], ["bench", "-h"], ["--version"]])
 def test_help_loads_no_torch(arguments: list[str]) -> None:
     code = (
         "import sys, hf_specdec.cli\n"

@@ -9,10 +9,11 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_specdec
-from hf_specdec import Draft, Drafter, SpecConfig
+from hf_specdec import Draft, Drafter, SpecConfig, decoding
 from hf_specdec.drafters import recycling
 from hf_specdec.drafters.base import DraftContext
 from hf_specdec.drafters.recycling import MOST_NODES, SUCCESSORS, Grown, Memory, Recycling
+from hf_specdec.engine.forward import RowModel
 from hf_specdec.engine.rows import Rows
 from tests.plain import assert_sound, ends_apart, new_tokens, options, plain_texts
 from tests.tiny import ARCHITECTURES, ragged_prompts, tiny_model
@@ -244,7 +245,7 @@ def test_guesses_are_measured_against_what_was_said_before_they_are_replaced() -
     drafter_with(memory).learn([[1], [1]], [[[5, 6]], [[5, 6]]], [[3], [3]])
     assert memory.ranks[0].value < before[0]
     assert memory.ranks[1].value > before[1]
-    assert memory.ranks[0].tried == pytest.approx(1 + recycling.DISCOUNT)
+    assert memory.ranks[0].tried == pytest.approx(1 + memory.ranks[0].discount)
     assert memory.successors[1] == (5, 6)
 
 
@@ -259,7 +260,8 @@ def test_the_accepted_path_is_remembered_over_rejected_branches() -> None:
     assert memory.successors[7] == (90,)
 
 
-def test_a_prompt_does_not_overwrite_what_was_learnt() -> None:
+def test_a_prompt_does_not_overwrite_what_was_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "MOST_HEAD_SHARE", 0.0)  # nothing is learnt of the prompt's own logits
     model, ids = tiny_model(), torch.tensor([[5, 6, 5, 7]])
     recycling._MEMORIES[model] = Memory(successors={5: (40, 41)})
     config = SpecConfig(drafter="recycling", num_draft_tokens=1, draft_length="fixed")
@@ -280,3 +282,58 @@ def test_a_tree_cut_to_nothing_was_not_tried() -> None:
     stats = hf_specdec.last_stats(model)
     assert stats is not None
     assert stats.num_draft_tokens == sum(stats.drafted_at) == 0
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_prompts_own_successors_are_learnt(rows: int, chunk: int | None) -> None:
+    """What stands in the memory behind the prefill is what the target says behind each prompt token, seen last."""
+    model, prompts = tiny_model(), ragged_prompts(rows)
+    settings = options(max_new_tokens=1) | ({"prefill_chunk_size": chunk} if chunk else {})
+    hf_specdec.generate(model, **prompts, **settings, speculative="recycling")
+    expected: dict[int, tuple[int, ...]] = {}
+    for ids, mask in zip(prompts["input_ids"], prompts["attention_mask"].bool(), strict=True):
+        with torch.no_grad():
+            best = model(input_ids=ids[mask][None]).logits[0].topk(SUCCESSORS).indices
+        expected.update(zip(ids[mask].tolist(), map(tuple, best.tolist()), strict=True))
+    assert recycling._MEMORIES[model].successors == expected
+
+
+def test_a_dear_output_layer_is_not_run_on_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """97 x 64 of 88,000 parameters are 7 %; beyond an eighth the prompt's logits would cost more than they bring."""
+    model, kept = tiny_model(), []
+    forward = RowModel.forward
+    monkeypatch.setattr(
+        RowModel, "forward", lambda self, *rest, **named: kept.append(rest[2:]) or forward(self, *rest, **named)
+    )
+
+    def keeps_all(**changes: Any) -> bool:
+        kept.clear()
+        hf_specdec.generate(model, **ragged_prompts(1), **options(max_new_tokens=1), **changes)
+        return kept[0] == (0,)
+
+    assert keeps_all(speculative="recycling")
+    assert not keeps_all(speculative="prompt_lookup")
+    monkeypatch.setattr(decoding, "MOST_HEAD_SHARE", 0.05)
+    assert not keeps_all(speculative="recycling")
+
+
+def test_lookups_branch() -> None:
+    """Three places say three things behind [5, 6]; all stand in the tree, the longest match first and on with its text."""
+    text = [1, 5, 6, 20, 21, 2, 5, 6, 30, 3, 4, 5, 6, 40, 41, 3, 4, 5, 6]
+    grown = grow(Memory(), text)
+    branches = [token for token, parent in zip(grown.tokens, grown.parents, strict=True) if parent < 0]
+    assert branches == [40, 30, 20]
+    assert grown.tokens[grown.parents.index(grown.tokens.index(40))] == 41
+    assert grown.copied == 40
+    assert sum(gain for gain, parent in zip(grown.gains, grown.parents, strict=True) if parent < 0) <= 1
+
+
+def test_lookups_that_agree_are_one_branch_until_they_part() -> None:
+    text = [5, 6, 7, 20, 1, 5, 6, 7, 30, 2, 5, 6]
+    grown = grow(Memory(), text)
+    assert grown.tokens[0] == 7
+    assert grown.parents.count(-1) == 1
+    children = [token for token, parent in zip(grown.tokens, grown.parents, strict=True) if parent == 0]
+    assert children[0] == 30
+    assert 20 not in children or children.index(20) > 0

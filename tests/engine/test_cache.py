@@ -61,7 +61,7 @@ def test_random_rounds(name: str, rows: int) -> None:
     texts = texts_of(rows, shuffler)
     runner = RowModel(model_of(name), rows, 8)
     with torch.no_grad():
-        _, logits = runner.prefill(texts)
+        logits = runner.prefill(texts).logits
         assert_same_logits(runner, texts, logits)
         for _ in range(8):
             width = shuffler.choice([1, 2, 5, 9])
@@ -92,7 +92,7 @@ def test_roll_back_select_and_go_on(name: str) -> None:
         runner.cache.select([3, 1])
         texts = [texts[3], texts[1]]
         assert_fresh(runner, texts)
-        _, logits = runner.prefill([[5, 6, 7], [8]])
+        logits = runner.prefill([[5, 6, 7], [8]]).logits
         texts = [texts[0] + [5, 6, 7], texts[1] + [8]]
         assert_same_logits(runner, texts, logits)
         assert_fresh(runner, texts)
@@ -119,7 +119,7 @@ def test_prefill_in_chunks(name: str, chunk: int) -> None:
     texts = texts_of(3, random.Random(1))
     runner = RowModel(model_of(name), 3, 8)
     with torch.no_grad():
-        _, logits = runner.prefill(texts, chunk)
+        logits = runner.prefill(texts, chunk).logits
     assert_same_logits(runner, texts, logits)
     assert_fresh(runner, texts)
 
@@ -130,7 +130,7 @@ def test_rows_with_nothing_to_read() -> None:
     runner = RowModel(model_of("llama"), 3, 8)
     with torch.no_grad():
         runner.prefill(texts)
-        _, logits = runner.prefill([[], [5, 6], [7]])
+        logits = runner.prefill([[], [5, 6], [7]]).logits
     texts = [texts[0], texts[1] + [5, 6], texts[2] + [7]]
     assert logits.shape == (2, 97)
     assert_same_logits(runner, texts[1:], logits)
@@ -203,7 +203,7 @@ def test_load_packs_the_real_slots(name: str) -> None:
     texts = [row[mask].tolist() for row, mask in zip(ids, keep, strict=True)]
     assert_fresh(runner, texts)
     with torch.no_grad():
-        _, logits = runner.prefill([[5], [6, 7], [8]])
+        logits = runner.prefill([[5], [6, 7], [8]]).logits
     texts = [text + more for text, more in zip(texts, [[5], [6, 7], [8]], strict=True)]
     assert_same_logits(runner, texts, logits)
     assert_fresh(runner, texts)

@@ -14,7 +14,8 @@ import torch
 
 from hf_specdec import SpecDecError, SpecStats
 from hf_specdec.tools import demo
-from hf_specdec.tools.demo import DemoPrompt, demo_prompts, find_difference, near_tie_band, run_demo, user_prompts
+from hf_specdec.tools.demo import DemoPrompt, demo_prompts, run_demo, user_prompts
+from hf_specdec.tools.differences import find_difference, near_tie_band
 from hf_specdec.tools.loading import LoadedModel, encode_prompt, load_model
 
 from .tiny_chat import END, save_tiny_chat_model

@@ -1,0 +1,251 @@
+"""`hf-specdec bench`: how much faster, on real prompts, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from ..tools.bench_report import BenchReport
+    from ..tools.summaries import Summary
+
+INTERRUPTED = 130  # what shells report for Ctrl-C
+SPEED = ("", "tok/s", "speed-up", "quartiles", "worst", "ideal", "η")
+TOKENS = ("", "tok/step", "accepted", "drafts from", "plain's text")
+LATENCY = ("milliseconds", "first token", "token p50", "p90", "block p50", "p90")
+WIDE = ("drafts from", "plain's text")  # columns that may take several lines
+LEGEND = (
+    "speed-up: plain seconds a token ÷ the method's, prompt included; runs in turns, median of the trials, geometric "
+    "mean and quartiles of the prompts. ideal: if a round cost nothing but its forwards; η: speed-up ÷ ideal. "
+    "block: from one arrival of tokens to the next; tokens that arrive together are 0 ms apart."
+)
+EXAMPLES = """Examples:
+
+hf-specdec bench
+
+hf-specdec bench Qwen/Qwen3-0.6B --drafter all --vs-transformers --out results
+
+hf-specdec bench ./target --draft ./draft --batch 1,8 --prompts mine.jsonl"""
+
+
+def bench(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]", help="Local folder or Hub id.", show_default="SmolLM2-135M-Instruct, fetched once"
+        ),
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: local folder or Hub id.")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafter by name, auto or all; repeat for more.", show_default="auto"),
+    ] = None,
+    vs_transformers: Annotated[
+        bool, typer.Option("--vs-transformers", help="Measure Transformers' own loops too.")
+    ] = False,
+    categories: Annotated[
+        str | None, typer.Option(help="Categories, comma-separated.", show_default="all of the prompts")
+    ] = None,
+    per_category: Annotated[int, typer.Option(min=1, help="Most prompts a category.")] = 4,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="JSONL, or text with a prompt a line.", show_default="120 that come with the package"),
+    ] = None,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Leave out longer prompts.")] = 1024,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens a prompt.")] = 64,
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    trials: Annotated[int, typer.Option(min=2, help="Runs of each method on each prompt.")] = 3,
+    no_ideal: Annotated[bool, typer.Option("--no-ideal", help="Skip isolated forwards: no ideal, no η.")] = False,
+    json_to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object; - is stdout.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for results.json and plots (PNG, SVG).")
+    ] = None,
+) -> None:
+    """Measure speed-up, latency and acceptance on real prompts.
+
+    Plain runs and runs of each method take turns. Where the plain runs themselves differ by more than 10 %, no speed-up
+    is given. Exit code 1 if a text differs by more than rounding explains, or a drafter fails.
+    """
+    sizes = _numbers(batch)
+    from ..selection.load import load_draft
+    from ..tools.bench import BenchSettings, choose_methods, run_bench
+    from ..tools.demo import load_demo_model
+    from ..tools.progress import show_count
+    from ..tools.suites import built_in_suite, read_suite
+
+    settings = BenchSettings(
+        categories=tuple(_names(categories)) if categories else None,
+        per_category=per_category,
+        batch_sizes=sizes,
+        max_new_tokens=max_new_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        trials=trials,
+        ideal=not no_ideal,
+    )
+    suite = read_suite(prompts) if prompts else built_in_suite()
+    suite.select(settings.categories)  # a wrong name is better known before a model is loaded
+    _make_places(json_to, out)
+    loaded = load_demo_model(target, dtype=dtype)
+    draft_model = None if draft is None else load_draft(loaded.model, draft)
+    methods, skipped = choose_methods(drafter or ("auto",), draft=draft_model, vs_transformers=vs_transformers)
+    command = ["hf-specdec", *sys.argv[1:]]
+    with show_count() as tell:
+        report = run_bench(
+            loaded, suite, methods, settings, draft=draft_model, skipped=skipped, command=command, tell=tell
+        )
+    if json_to != "-":
+        show(report)
+    _write(report, json_to, out)
+    raise typer.Exit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(name) for name in _names(text))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise typer.BadParameter(f"--batch takes different numbers from 1, such as 1,8; got {text!r}.")
+    return numbers
+
+
+def _make_places(json_to: str | None, out: Path | None) -> None:
+    """Find out that nothing can be written there before the measuring, not after."""
+    from ..errors import SpecDecError
+
+    for folder in [*([out] if out else []), *([Path(json_to).parent] if json_to not in (None, "-") else [])]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecDecError(f"The folder {folder} can't be made ({error.strerror}). Name another.") from error
+
+
+def _write(report: BenchReport, json_to: str | None, out: Path | None) -> None:
+    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
+    if json_to == "-":
+        print(text)
+    elif json_to:
+        Path(json_to).write_text(text + "\n", encoding="utf-8")
+        print(f"Written: {json_to}", file=sys.stderr)
+    if out is None:
+        return
+    from ..tools.plots import has_matplotlib, write_plots
+
+    results = out / "results.json"
+    results.write_text(text + "\n", encoding="utf-8")
+    if has_matplotlib():
+        written = [results, *write_plots(report, out)]
+    else:
+        print("No plots: they need matplotlib. Install it with: pip install 'hf-specdec[bench]'", file=sys.stderr)
+        written = [results]
+    print(f"Written to {out}:", ", ".join(path.name for path in written), file=sys.stderr)
+
+
+def show(report: BenchReport) -> None:
+    """Print the tables of a report to stdout."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    summaries = report.summaries()
+    for size in report.batch_sizes:
+        own = [each for each in summaries if each.batch == size]
+        console.rule(f"batch {size}", style="dim")
+        for titles, row in ((SPEED, _speed), (TOKENS, _tokens), (LATENCY, _latency)):
+            _print_table(console, titles, own, row)
+    for note in report.notes():
+        console.print(Text(f"! {note}", style="yellow"))
+    if summaries:
+        console.print(Text(LEGEND, style="dim"))
+    console.print(Text(_conditions(report), style="dim"))
+
+
+def _print_table(
+    console: Console, titles: tuple[str, ...], summaries: list[Summary], row: Callable[[Summary], list[str]]
+) -> None:
+    """Print one table: a line that names the category, then a line for each method."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
+        wide = title in WIDE
+        table.add_column(title, justify="left" if wide else "right", no_wrap=not wide, overflow="fold")
+    for category in dict.fromkeys(each.category for each in summaries):
+        own = [each for each in summaries if each.category == category]
+        table.add_row(Text(category, style="bold"))
+        for each in own:
+            if any(cells := row(each)):
+                table.add_row(Text(f"  {each.method}"), *cells)
+    console.print(table)
+
+
+def _speed(each: Summary) -> list[str]:
+    tokens = f"{each.tokens_per_second:.1f}"
+    if each.method == "plain":
+        return [tokens, "", f"differ by {each.spread:.1%}", "", "", ""]
+    if each.speedup is None:
+        return [tokens, *["–"] * 5]
+    ratio = each.speedup
+    quartiles = f"{ratio.q1:.2f} – {ratio.q3:.2f}"
+    efficiency = "" if each.efficiency is None else f"{each.efficiency:.2f}"
+    return [tokens, _times(ratio.geometric_mean), quartiles, _times(ratio.worst), _times(each.ideal), efficiency]
+
+
+def _tokens(each: Summary) -> list[str]:
+    length = "" if each.acceptance_length is None else f"{each.acceptance_length:.2f}"
+    rate = "" if each.acceptance_rate is None else f"{each.acceptance_rate:.0%}"
+    sources = ", ".join(f"{name} {share:.0%}" for name, share in each.rounds_by_source.items())
+    return [length, rate, sources, _same_text(each)]
+
+
+def _same_text(each: Summary) -> str:
+    texts = each.texts
+    if texts is None:
+        return ""
+    kinds = [(texts.ties, "tie"), (texts.near_ties, "near-tie"), (texts.mismatches, "MISMATCH")]
+    others = ", ".join(f"{count} {name}" for count, name in kinds if count)
+    known = [gap for gap in texts.gaps if gap is not None]
+    gap = f" (gap ≤ {max(known):.2g})" if known and max(known) > 0 else ""
+    return f"{texts.same}/{texts.texts}" + (f", {others}{gap}" if others else "")
+
+
+def _latency(each: Summary) -> list[str]:
+    found = each.latency
+    if found is None:
+        return [""] * 5
+    seconds = (found.first_token, found.token_p50, found.token_p90, found.block_p50, found.block_p90)
+    return ["" if value is None else f"{1000 * value:.1f}" for value in seconds]
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}×"
+
+
+def _conditions(report: BenchReport) -> str:
+    target, environment = report.target, report.environment
+    hardware = target["hardware"] or f"{environment['cpu']}, {environment['torch_threads']} threads"
+    versions = environment["versions"]
+    return (
+        f"{target['name']} ({target['parameters'] / 1e6:,.3g} M parameters), {target['dtype']}, {target['device']} "
+        f"({hardware}), greedy, up to {report.settings.max_new_tokens} new tokens, {report.settings.trials} trials, "
+        f"prompts: {report.suite.name}, torch {versions['torch']}, transformers {versions['transformers']}"
+    )

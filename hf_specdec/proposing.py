@@ -1,0 +1,145 @@
+"""A generation's dealings with its drafter: how much to draft, what came of it, and what to do when it breaks.
+
+A broken draft costs speed, never the answer: whatever a drafter raises or returns, the generation goes on without it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .config import SpecConfig
+from .drafters.base import Draft, DraftContext, Drafter, checked
+from .engine.length import AdaptiveLength, FixedLength, GainWatch, Outlook, Round, controller
+from .engine.rows import Rows
+
+
+logger = logging.getLogger(__name__)
+
+NOTHING = Outlook("none", acceptance=0.0, free=True)
+
+
+class Proposer:
+    """The drafter of one generation.
+
+    Attributes:
+        drafter: The drafter, or `None` where there is none (any more).
+        name: What statistics call it.
+        length: What chooses the draft length.
+        outlook: What this round's draft was expected to bring, one entry a live row.
+        dropped: Why it was given up, or `None`.
+    """
+
+    def __init__(self, model: Any, config: SpecConfig, drafter: Drafter | None, rows: Rows) -> None:
+        self.drafter = copy.copy(drafter)
+        self.name = name_of(drafter)
+        self.most, self.rows = config.max_draft_tokens, rows
+        self.length = _length_control(model, config, drafter)
+        self.outlook: list[Outlook] = []
+        self.dropped: str | None = None
+        self._watch = GainWatch()
+        # of each row: a draft that is only watched, and how many of its tokens the text has said so far
+        self._watched: dict[int, tuple[Outlook, int]] = {}
+
+    @property
+    def num_successors(self) -> int:
+        """How many of the target's most likely tokens the drafter learns from."""
+        return int(getattr(self.drafter, "num_successors", 0))
+
+    def start(self, context: DraftContext) -> None:
+        """Begin: the vocabulary is known now."""
+        self.vocabulary, self.device, self.trees = context.vocabulary, context.device, context.trees
+        self.tell("start", context)
+
+    def propose(self) -> Draft:
+        """As many draft tokens as pay; none without a drafter or from a broken one."""
+        rows = self.rows
+        nothing = Draft.from_lists([[]] * len(rows.live))
+        self.outlook = [NOTHING] * len(rows.live)
+        most = min(self.most, rows.draft_room())
+        if self.drafter is None or most < 1:
+            return nothing
+        try:
+            outlook = self.drafter.outlook(rows)
+            if len(outlook) != len(rows.live):
+                raise ValueError(f"`outlook` must give {len(rows.live)} entries, got {len(outlook)}")
+            self.outlook = list(outlook)
+            length = self.length.choose(outlook, most)
+            if length < 1 or not any(each.acceptance > 0 for each in outlook):
+                return nothing
+            draft = self.drafter.propose(rows, length)
+            return checked(draft, len(rows.live), length, self.vocabulary, self.device, self.trees)
+        except Exception as error:
+            self._broken(error)
+            return nothing
+
+    def observe(self, seen: Round, emitted: Sequence[Sequence[int]], live: Sequence[int]) -> None:
+        """Learn from a round.
+
+        Args:
+            seen: The round.
+            emitted: Tokens that each row of it emitted.
+            live: These rows, by index in the batch.
+        """
+        self.length.observe(seen)
+        if isinstance(self.length, FixedLength) or self.drafter is None:
+            return
+        for row, outlook, drafted, new in zip(live, seen.outlook, seen.drafted, emitted, strict=True):
+            self._watch_text(row, outlook, bool(drafted), new)
+        plain_rounds = (seen.verify_seconds + seen.draft_seconds) / self.length.plain_seconds(len(live))
+        lost = self._watch.add(sum(map(len, emitted)) / len(live), plain_rounds, any(seen.drafted))
+        if lost:
+            logger.info("%s", lost)
+            self.dropped = lost
+            self.drafter = None
+
+    def _watch_text(self, row: int, outlook: Outlook, drafted: bool, new: Sequence[int]) -> None:
+        """Compare what a row said with a draft that was known but not verified, and learn its acceptance from that."""
+        if drafted:
+            self._watched.pop(row, None)
+            return
+        watched, said = self._watched.pop(row, (outlook, 0))
+        for token in new:
+            if said == len(watched.guess) or watched.guess[said] != token:
+                break
+            said += 1
+        else:
+            if said < len(watched.guess):
+                self._watched[row] = (watched, said)
+                return
+        if watched.guess:
+            self.length.learn(watched, len(watched.guess), said)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the drafter, if it is still there."""
+        if self.drafter is not None:
+            try:
+                getattr(self.drafter, method)(*arguments)
+            except Exception as error:
+                self._broken(error)
+
+    def drop(self, reason: str) -> None:
+        """Go on without drafts."""
+        if self.drafter is not None:
+            logger.warning("speculation stopped: %s. The generation goes on without drafts.", reason)
+            self.dropped = reason
+        self.drafter = None
+
+    def _broken(self, error: Exception) -> None:
+        self.drop(f"the drafter {self.name!r} failed: {type(error).__name__}: {error}")
+
+
+def name_of(drafter: Any) -> str:
+    """What statistics call a drafter."""
+    return "none" if drafter is None else str(getattr(drafter, "name", type(drafter).__name__))
+
+
+def _length_control(model: Any, config: SpecConfig, drafter: Any) -> AdaptiveLength | FixedLength:
+    if config.draft_length == "fixed":
+        return FixedLength(config.max_draft_tokens)
+    draft = getattr(getattr(drafter, "model", None), "model", getattr(drafter, "model", None))
+    return controller(model, name_of(drafter), draft if isinstance(draft, torch.nn.Module) else None)
