@@ -20,7 +20,8 @@ from .config import SpecConfig
 from .drafters.base import Draft, DraftContext, Drafter
 from .engine import compat
 from .engine.cache import upload
-from .engine.costs import Clock, measure
+from .engine.clock import Clock
+from .engine.costs import measure
 from .engine.fast import tally
 from .engine.forward import RowModel
 from .engine.handover import Handover

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hf_specdec
 from hf_specdec import Draft, Drafter
 from hf_specdec.decoding import Generation
+from hf_specdec.drafters import draft_model
 
 from .plain import make_drafter, options, plain_texts
 from .tiny import exact_pair, ragged_prompts, tiny_model
@@ -129,6 +130,9 @@ def rounds_of(model: Any, prompts: dict[str, torch.Tensor], speculative: Any, **
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Generation, "_round", counted)
+        patch.setattr(
+            draft_model, "HOST", "elsewhere"
+        )  # on a CPU a draft's confidence is read too, which costs no wait
         hf_specdec.generate(model, **prompts, **options(**changes), speculative=speculative)
     assert hf_specdec.last_stats(model).fallback_reason is None
     return rounds

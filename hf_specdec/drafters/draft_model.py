@@ -20,6 +20,7 @@ from ..errors import IncompatibleDraftError
 from .base import Draft, DraftContext, Drafter, Rate
 
 
+HOST = "cpu"  # the kind of device whose results can be read without waiting
 # how sure a draft is of its token: bins of its largest probability, each with the acceptance that is really measured
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # by target, then by draft
@@ -92,7 +93,7 @@ class DraftModel(Drafter):
         self.drafted_from: list[int] | None = None
         self.length = 0
         self.confidences: list[list[float]] = []
-        self.pays = context.pays if self.runner.device.type == "cpu" else None
+        self.pays = context.pays if self.runner.device.type == HOST else None
         known = _CALIBRATIONS.setdefault(context.target, weakref.WeakKeyDictionary())
         self.calibration = known.setdefault(self.model, Calibration())
 

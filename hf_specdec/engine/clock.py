@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 
 _spent = threading.local()
@@ -32,3 +35,26 @@ def standing_still() -> Iterator[None]:
         yield
     finally:
         _spent.seconds = before + time.perf_counter() - began
+
+
+class Clock:
+    """Marks points in time on a device's own queue, so that work can be timed without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def mark(self) -> Any:
+        """This moment: an event where work is queued, else seconds; both know what was spent on preparations."""
+        if self.device.type != "cuda":
+            return now()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event, seconds_spent()
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one mark to another; on a GPU ask only when the work in front of `last` has been waited for."""
+        if isinstance(first, float):
+            return float(last - first)
+        (began, spent_before), (ended, spent) = first, last
+        ended.synchronize()
+        return float(max(began.elapsed_time(ended) / 1000.0 - (spent - spent_before), 0.0))

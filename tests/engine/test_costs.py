@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.engine import costs
-from hf_specdec.engine.costs import Clock, CostTable, measure
+from hf_specdec.engine.clock import Clock
+from hf_specdec.engine.costs import CostTable, measure
 from hf_specdec.engine.forward import RowModel
 
 from ..tiny import tiny_model
