@@ -31,8 +31,8 @@ class SpecConfig:
         draft_length: `"adaptive"` chooses each round's length from measured acceptance and cost, 0 included;
             `"fixed"` always drafts `num_draft_tokens`.
         verification: How sampled drafts are checked: `"rejection"` (Leviathan et al., arXiv 2211.17192), `"block"`
-            (Sun et al., arXiv 2403.10444), `"coupled"` (same seed, same text, whatever the draft), or `"auto"`:
-            block for three drafted tokens or more, else rejection. All keep the target's distribution exactly.
+            (Sun et al., arXiv 2403.10444), `"coupled"` (same seed, same text, whatever the draft), or `"auto"`: block. All
+            keep the target's distribution exactly.
         seed: Seed of the sampling noise. `None` draws one from torch's global generator, so `torch.manual_seed` works.
         draft_device: Device to load `draft_model` on when it is an id or a path; `None` means the target's.
         strict: Raise where the default decodes plainly and logs a reason.

@@ -7,10 +7,11 @@ a drafter guesses what follows (`_propose`); the target reads all guesses in one
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ from .proposing import Proposer, name_of
 from .stats import RowStats, SpecStats, StepEvent
 
 
+logger = logging.getLogger(__name__)
+
 # logits of all prompt tokens, for drafters that learn from them: the output layer's share of the parameters, and numbers
 MOST_HEAD_SHARE, MOST_PROMPT_LOGITS = 0.125, 1 << 27
 
@@ -53,6 +56,26 @@ class Call:
     streamer: Any
     attention_mask: Tensor | None
     cache: Any
+
+
+class Verified(NamedTuple):
+    """What a verification gave, one entry a live row.
+
+    Attributes:
+        drafted: Draft tokens verified.
+        accepted: How many of them were accepted.
+        guesses: The draft tokens, dummies behind them.
+        tried: Positions that had a draft token with all predecessors accepted.
+        width: Tokens a row in the target's forward.
+        decided: The clock's mark when all of this was known.
+    """
+
+    drafted: list[int]
+    accepted: list[int]
+    guesses: list[list[int]]
+    tried: list[int]
+    width: int
+    decided: Any
 
 
 class Generation:
@@ -107,7 +130,7 @@ class Generation:
         length, mask = self.call.input_ids.shape[1], self.call.attention_mask
         seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
         new = self.handover.take_over(seen)
-        number = self._prompt_successors(sum(map(len, new)))
+        number = self._prompt_successors(len(new) * max(map(len, new)))
         read = self.target.prefill(new, chunk, number, **self.records.options)
         self.records.keep_prefill(read.output, [len(text) for text in new])
         logits = read.logits[:, None].to(self.call.input_ids.device)
@@ -133,7 +156,10 @@ class Generation:
         length = self.proposer.length
         if isinstance(length, AdaptiveLength) and self.proposer.drafter is not None and self.rows.live:
             most = min(self.config.max_draft_tokens, self.rows.draft_room()) + 1
-            self.stats.calibration_seconds = measure(self.target, length.verify, most, self.rows.max_new_tokens)
+            try:
+                self.stats.calibration_seconds = measure(self.target, length.verify, most, self.rows.max_new_tokens)
+            except Exception as error:  # out of memory, say, which the generation itself may not need
+                logger.info("what forwards cost is learnt from the rounds alone: %s: %s", type(error).__name__, error)
 
     def _round(self) -> None:
         """Draft, verify, commit, report."""
@@ -142,34 +168,25 @@ class Generation:
         drafted_by = self.clock.mark()
         rows, step = list(self.rows.live), self.stats.num_target_forwards
         outlook = self.proposer.outlook
-        width = draft.tokens.shape[1] + 1
-        drafted, accepted, tokens = self._verify(draft)
-        verified_by = self.clock.mark()
-        draft_seconds, verify_seconds = (
-            self.clock.between(began, drafted_by),
-            self.clock.between(drafted_by, verified_by),
-        )
+        drafted, accepted, guesses, tried, width, verified_by = self._verify(draft)
+        draft_seconds = self.clock.between(began, drafted_by)
+        verify_seconds = self.clock.between(drafted_by, verified_by)
         self.stats.draft_seconds += draft_seconds
         self.stats.verify_seconds += verify_seconds
         emitted = [self.rows.texts[row][-count:] for row, count in zip(rows, self.last_counts, strict=True)]
-        seen = Round(
-            outlook, drafted, self.tried, accepted, width, verify_seconds, draft_seconds if width > 1 else 0.0
-        )
+        counted = draft_seconds if width > 1 and draft.steady else 0.0
+        seen = Round(outlook, drafted, tried, accepted, width, verify_seconds, counted)
         self.proposer.observe(seen, emitted, rows)
         named = draft.sources or [self.stats.drafter] * len(rows)
         sources = [name if count else "none" for name, count in zip(named, drafted, strict=True)]
         for index, (row, new) in enumerate(zip(rows, emitted, strict=True)):
             kept = min(accepted[index], len(new))
-            self.stats.record_row(row, sources[index], drafted[index], kept, len(new), self.tried[index])
-        guesses = [guess[:count] for guess, count in zip(tokens, drafted, strict=True)]
+            self.stats.record_row(row, sources[index], drafted[index], kept, len(new), tried[index])
+        guesses = [guess[:count] for guess, count in zip(guesses, drafted, strict=True)]
         self._report(step, rows, guesses, accepted, emitted, sources, draft_seconds + verify_seconds)
 
-    def _verify(self, draft: Draft) -> tuple[list[int], list[int], list[list[int]]]:
-        """One target forward over every row's draft; keep what the sampler accepts.
-
-        Returns:
-            For each live row the tokens drafted, how many were accepted, and the draft tokens themselves.
-        """
+    def _verify(self, draft: Draft) -> Verified:
+        """One target forward over every row's draft; keep what the sampler accepts."""
         rows, device = self.rows, self.call.input_ids.device
         host_counts = self._fitting(draft)
         width = max(host_counts)
@@ -193,10 +210,11 @@ class Generation:
         decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree and tree.to(device))
         top = self._successors(logits)
         known = decision.to_host(counts, tokens, draft.healthy, top)
+        decided = self.clock.mark()
         if not known.healthy:
             self.proposer.drop(f"the drafter {self.proposer.name!r} gave NaN logits")
         self.stats.add_overlaps(known.overlaps)
-        accepted = known.accepted
+        accepted, tried = known.accepted, _tried(known, parents)
         emitted = [
             [guess[at - 1] for at in path] + [token]
             for guess, path, token in zip(known.guesses, known.paths, known.following, strict=True)
@@ -204,6 +222,8 @@ class Generation:
         if self.logits.has_custom:
             # a custom processor may start to keep state at any time; then all rows must be at the same step
             shortest = min(map(len, emitted))
+            # what a longer row would have gone on to say was neither accepted nor rejected
+            tried = [min(places, shortest - (len(new) > shortest)) for places, new in zip(tried, emitted, strict=True)]
             emitted, accepted = [new[:shortest] for new in emitted], [min(kept, shortest - 1) for kept in accepted]
         self.target.cache.compact(known.paths)
         if top is not None:
@@ -214,11 +234,14 @@ class Generation:
             ]
             self.proposer.tell("learn", blocks, known.successors, emitted)
         self._emit(emitted, scores, logits, output, lengths, accepted)
-        self.tried = _tried(known, parents)
-        return known.drafted, accepted, known.guesses
+        return Verified(known.drafted, accepted, known.guesses, tried, width + 1, decided)
 
     def _prompt_successors(self, tokens: int) -> int:
-        """How many successors of every prompt token to ask for: none where the output layer would make the prefill dear."""
+        """How many successors of every prompt token to ask for: none where the output layer would make the prefill dear.
+
+        Args:
+            tokens: Tokens of the prefill, padding included.
+        """
         layer = self.model.get_output_embeddings()
         if layer is None or not self.proposer.num_successors:
             return 0

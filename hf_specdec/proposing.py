@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,9 +69,9 @@ class Proposer:
             outlook = self.drafter.outlook(rows)
             if len(outlook) != len(rows.live):
                 raise ValueError(f"`outlook` must give {len(rows.live)} entries, got {len(outlook)}")
-            self.outlook = list(outlook)
-            length = self.length.choose(outlook, most)
-            if length < 1 or not any(each.acceptance > 0 for each in outlook):
+            self.outlook = [_sound(each) for each in outlook]
+            length = self.length.choose(self.outlook, most)
+            if length < 1 or not any(each.acceptance > 0 for each in self.outlook):
                 return nothing
             draft = self.drafter.propose(rows, length)
             return checked(draft, len(rows.live), length, self.vocabulary, self.device, self.trees)
@@ -86,23 +88,27 @@ class Proposer:
             live: These rows, by index in the batch.
         """
         self.length.observe(seen)
-        if isinstance(self.length, FixedLength) or self.drafter is None:
+        length = self.length
+        if isinstance(length, FixedLength) or self.drafter is None:
             return
         for row, outlook, drafted, new in zip(live, seen.outlook, seen.drafted, emitted, strict=True):
-            self._watch_text(row, outlook, bool(drafted), new)
-        plain_rounds = (seen.verify_seconds + seen.draft_seconds) / self.length.plain_seconds(len(live))
+            self._watch_text(length, row, outlook, bool(drafted), new)
+        plain_rounds = (seen.verify_seconds + seen.draft_seconds) / length.plain_seconds(len(live))
         lost = self._watch.add(sum(map(len, emitted)) / len(live), plain_rounds, any(seen.drafted))
         if lost:
             logger.info("%s", lost)
             self.dropped = lost
             self.drafter = None
 
-    def _watch_text(self, row: int, outlook: Outlook, drafted: bool, new: Sequence[int]) -> None:
+    def _watch_text(
+        self, length: AdaptiveLength, row: int, outlook: Outlook, drafted: bool, new: Sequence[int]
+    ) -> None:
         """Compare what a row said with a draft that was known but not verified, and learn its acceptance from that."""
-        if drafted:
-            self._watched.pop(row, None)
-            return
         watched, said = self._watched.pop(row, (outlook, 0))
+        if drafted:
+            if said:
+                length.learn(watched, said, said)  # so far it was right
+            return
         for token in new:
             if said == len(watched.guess) or watched.guess[said] != token:
                 break
@@ -112,7 +118,7 @@ class Proposer:
                 self._watched[row] = (watched, said)
                 return
         if watched.guess:
-            self.length.learn(watched, len(watched.guess), said)
+            length.learn(watched, len(watched.guess), said)
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call a method of the drafter, if it is still there."""
@@ -141,5 +147,16 @@ def name_of(drafter: Any) -> str:
 def _length_control(model: Any, config: SpecConfig, drafter: Any) -> AdaptiveLength | FixedLength:
     if config.draft_length == "fixed":
         return FixedLength(config.max_draft_tokens)
-    draft = getattr(getattr(drafter, "model", None), "model", getattr(drafter, "model", None))
-    return controller(model, name_of(drafter), draft if isinstance(draft, torch.nn.Module) else None)
+    draft = getattr(drafter, "model", None)
+    if not isinstance(draft, torch.nn.Module):  # a drafter that has one, such as the hybrid's
+        draft = getattr(draft, "model", None)
+    kind = f"{type(drafter).__module__}.{type(drafter).__qualname__} {name_of(drafter)}"
+    return controller(model, kind, draft if isinstance(draft, torch.nn.Module) else None)
+
+
+def _sound(outlook: Outlook) -> Outlook:
+    """The outlook with numbers of its own, or a clear error: what it says is kept beyond this round."""
+    gains = None if outlook.gains is None else [float(gain) for gain in outlook.gains]
+    if not all(map(math.isfinite, [outlook.acceptance, *(gains or ())])):
+        raise ValueError(f"an outlook must have finite chances, got {outlook.acceptance} and {gains}")
+    return replace(outlook, gains=gains, guess=tuple(map(int, outlook.guess)))

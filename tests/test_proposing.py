@@ -9,7 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import Draft, Drafter, SpecConfig, SpecStats, proposing
-from hf_specdec.drafters import DraftModel, Outlook, draft_model, recycling
+from hf_specdec.drafters import DraftModel, Outlook, PromptLookup, draft_model, recycling
 from hf_specdec.engine import length
 from hf_specdec.engine.length import AdaptiveLength
 
@@ -20,11 +20,18 @@ from .tiny import Oracle, exact_pair, ragged_prompts, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def controller_of(model: Any, drafter: Any) -> AdaptiveLength:
+    """What chooses the draft length of a model's generations with a drafter."""
+    control = proposing._length_control(model, SpecConfig(), drafter)
+    assert isinstance(control, AdaptiveLength)
+    return control
+
+
 def costs(
-    monkeypatch: pytest.MonkeyPatch, model: Any, name: str, token: float, draft: Any = None, step: float = 0.0
+    monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, token: float, step: float = 0.0
 ) -> AdaptiveLength:
     """A controller that believes in a plain forward of a second, `token` for each token more, and `step` for a draft step."""
-    control = length.controller(model, name, draft)
+    control = controller_of(model, drafter)
     monkeypatch.setattr(control.verify, "update", lambda tokens, seconds: None)
     monkeypatch.setattr(control.verify, "estimate", lambda tokens: 1.0 + token * (tokens - 1))
     monkeypatch.setattr(type(control), "rate", 1.0)
@@ -62,9 +69,9 @@ class Known(Oracle):
 def test_acceptance_is_learnt_without_drafting(monkeypatch: pytest.MonkeyPatch, chance: float, rows: int) -> None:
     """A token costs a whole forward, so that nothing is ever drafted; what would have been accepted is known anyway."""
     model = tiny_model()
-    control = costs(monkeypatch, model, "known", 1.0)
-    texts = plain_texts(model, ragged_prompts(rows), max_new_tokens=60)
-    stats = run(model, Known(texts, chance), rows)
+    drafter = Known(plain_texts(model, ragged_prompts(rows), max_new_tokens=60), chance)
+    control = costs(monkeypatch, model, drafter, 1.0)
+    stats = run(model, drafter, rows)
     assert stats.num_draft_tokens == 0
     table = control.acceptance["known", 1]
     if chance:
@@ -83,21 +90,21 @@ def test_watched_draft_goes_on_over_rounds() -> None:
         def learn(self, outlook: Outlook, drafted: int, accepted: int) -> None:
             learnt.append((drafted, accepted))
 
-    proposer = proposing.Proposer(tiny_model(), SpecConfig(), None, None)
-    proposer.length = Control(0.0)
+    proposer, control = proposing.Proposer(tiny_model(), SpecConfig(), None, None), Control(0.0)
     guess = Outlook("lookup", 1, free=True, guess=(5, 6, 7, 8))
     other = Outlook("lookup", 1, free=True, guess=(1, 2, 3, 4))
     for new in ([5], [6], [9]):
-        proposer._watch_text(0, guess if new == [5] else other, False, new)
+        proposer._watch_text(control, 0, guess if new == [5] else other, False, new)
     assert learnt == [(4, 2)]
-    proposer._watch_text(0, guess, False, [5])
-    proposer._watch_text(0, guess, True, [6, 7])  # verified: counted by the round itself
-    proposer._watch_text(0, other, False, [1])
-    assert learnt == [(4, 2)]
-    proposer._watch_text(1, guess, False, [5, 6, 7, 8, 9])  # another row
-    assert learnt == [(4, 2), (4, 4)]
-    proposer._watch_text(2, Outlook("none", acceptance=0.0), False, [5])
-    assert learnt == [(4, 2), (4, 4)]
+    proposer._watch_text(control, 0, guess, False, [5])
+    proposer._watch_text(control, 0, guess, True, [6, 7])  # verified: counted by the round itself
+    assert learnt == [(4, 2), (1, 1)]  # what was watched was right as far as it was seen
+    proposer._watch_text(control, 0, other, False, [1])
+    assert learnt == [(4, 2), (1, 1)]
+    proposer._watch_text(control, 1, guess, False, [5, 6, 7, 8, 9])  # another row
+    assert learnt == [(4, 2), (1, 1), (4, 4)]
+    proposer._watch_text(control, 2, Outlook("none", acceptance=0.0), False, [5])
+    assert learnt == [(4, 2), (1, 1), (4, 4)]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -105,7 +112,7 @@ def test_watched_draft_goes_on_over_rounds() -> None:
 def test_draft_ends_where_it_is_unsure(monkeypatch: pytest.MonkeyPatch, sample: bool, rows: int) -> None:
     """Tokens that are accepted seldom, from a draft that knows it: fewer are verified than without the stop."""
     target, draft = exact_pair(noise=2.0)
-    control = costs(monkeypatch, target, "draft_model", 0.05, draft, 0.05)
+    control = costs(monkeypatch, target, DraftModel(draft), 0.05, 0.05)
     monkeypatch.setattr(control, "choose", lambda outlook, most: min(8, most))
     changes: dict[str, Any] = {"do_sample": sample}
     if sample:
@@ -119,7 +126,7 @@ def test_draft_ends_where_it_is_unsure(monkeypatch: pytest.MonkeyPatch, sample: 
 
 def test_sure_draft_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = exact_pair()
-    control = costs(monkeypatch, target, "draft_model", 0.02, draft, 0.02)
+    control = costs(monkeypatch, target, DraftModel(draft), 0.02, 0.02)
     monkeypatch.setattr(control, "choose", lambda outlook, most: min(6, most))
     stats = run(target, DraftModel(draft))
     assert stats.mean_acceptance_length > 4.5
@@ -128,7 +135,7 @@ def test_sure_draft_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_first_token_is_always_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its draft step is paid for, and only what is verified teaches the controller; nothing follows it."""
     target, draft = exact_pair()
-    control = costs(monkeypatch, target, "draft_model", 0.5, draft)
+    control = costs(monkeypatch, target, DraftModel(draft), 0.5)
     monkeypatch.setattr(control, "choose", lambda outlook, most: min(6, most))
     monkeypatch.setattr(draft_model.Calibration, "chances", lambda self, confidences: [0.01] * len(confidences))
     stats = run(target, DraftModel(draft))
@@ -160,17 +167,18 @@ def test_generation_that_loses_goes_on_without_drafts(
 ) -> None:
     """Estimates that would draft for ever, and rounds that take twice as long as they bring."""
     model = tiny_model()
-    control = costs(monkeypatch, model, "stubborn", 0.0)
-    monkeypatch.setattr(control, "choose", lambda outlook, most: min(2, most))
-    monkeypatch.setattr(control, "plain_seconds", lambda rows: 1e-9)
-    monkeypatch.setattr(length, "WINDOW", 20)
-    monkeypatch.setattr(proposing.GainWatch, "__init__", lambda self: setattr(self, "rounds", length.deque(maxlen=20)))
 
     class Stubborn(Drafter):
         name = "stubborn"
 
         def propose(self, rows: Any, most: int) -> Draft:
             return Draft.from_lists([[96, 96]] * len(rows.live))
+
+    control = costs(monkeypatch, model, Stubborn(), 0.0)
+    monkeypatch.setattr(control, "choose", lambda outlook, most: min(2, most))
+    monkeypatch.setattr(control, "plain_seconds", lambda rows: 1e-9)
+    monkeypatch.setattr(length, "WINDOW", 20)
+    monkeypatch.setattr(proposing.GainWatch, "__init__", lambda self: setattr(self, "rounds", length.deque(maxlen=20)))
 
     with caplog.at_level("INFO"):
         stats = run(model, Stubborn())
@@ -199,9 +207,9 @@ def test_costs_are_measured_once_and_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_public_reset() -> None:
     model = tiny_model()
     run(model, "prompt_lookup")
-    assert length.controller(model, "prompt_lookup").verify
+    assert controller_of(model, PromptLookup()).verify
     run(model, "recycling")
     assert recycling._MEMORIES[model].successors
     hf_specdec.reset(model)
-    assert not length.controller(model, "prompt_lookup").verify
+    assert not controller_of(model, PromptLookup()).verify
     assert model not in recycling._MEMORIES

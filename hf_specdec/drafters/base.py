@@ -31,6 +31,8 @@ class Draft:
             earlier one's index or -1 for the row's last token. `None`: a chain. Only where `DraftContext.trees` is
             true, and only for deterministic drafts.
         healthy: False where the draft is broken (NaN); bool, no dimensions. It is read with the round's one copy.
+        steady: False where more was done than drafting these tokens, such as reading the prompt first: the time it took
+            then says nothing about the next draft.
     """
 
     tokens: Tensor
@@ -39,6 +41,7 @@ class Draft:
     sources: Sequence[str] | None = None
     parents: Sequence[Sequence[int]] | None = None
     healthy: Tensor | None = None
+    steady: bool = True
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Draft:
@@ -65,9 +68,7 @@ class DraftContext:
         noise: Noise that drafts should share with the target (`verification="coupled"`), or `None`.
         generator: Source of randomness for sampled drafts.
         trees: Whether drafts may be trees: no processor reads the prefix, and no scores or states are recorded.
-        pays: `pays(expected, drafted, rows, step)`: whether one more token of each row's draft pays, given how many of
-            them will be accepted in expectation, how many tokens a row are drafted, and whether a draft step has still to be
-            run for it. `None` where the length is fixed.
+        pays: Whether one more token of each row's draft pays (`AdaptiveLength.pays`); `None` where the length is fixed.
         compile: Whether a draft model should be compiled (`SpecConfig.compile`).
     """
 
@@ -81,7 +82,7 @@ class DraftContext:
     noise: Noise | None
     generator: torch.Generator
     trees: bool = False
-    pays: Callable[[float, int, int, bool], bool] | None = None
+    pays: Callable[[float, int, int, int, bool], bool] | None = None
     compile: bool = False
 
 
@@ -200,7 +201,9 @@ def checked(draft: Draft, rows: int, length: int, vocabulary: int, device: torch
     healthy = None if draft.healthy is None else torch.as_tensor(draft.healthy, device=device).all()
     if parents is not None:
         parents = [row[:count] for row, count in zip(parents, counts, strict=True)]
-    return Draft(draft.tokens.to(device, torch.long), counts, probs, draft.sources, parents, healthy)
+    width = max(counts, default=0)
+    tokens, probs = draft.tokens[:, :width].to(device, torch.long), None if probs is None else probs[:, :width]
+    return Draft(tokens, counts, probs, draft.sources, parents, healthy, draft.steady)
 
 
 def _check_tree(

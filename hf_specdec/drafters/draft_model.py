@@ -91,7 +91,8 @@ class DraftModel(Drafter):
         self.known = compat.text_config(self.model).vocab_size
         self.last: list[int] = [3] * len(context.rows.live)
         self.drafted_from: list[int] | None = None
-        self.length = 0
+        self.fed = 0
+        self.counts: list[int] = []
         self.confidences: list[list[float]] = []
         self.pays = context.pays if self.runner.device.type == HOST else None
         known = _CALIBRATIONS.setdefault(context.target, weakref.WeakKeyDictionary())
@@ -104,24 +105,32 @@ class DraftModel(Drafter):
             for row, last in zip(rows.live, self.last, strict=True)
         ]
 
-    def propose(self, rows: Rows, length: int) -> Draft:
-        """Draft `length` tokens for every live row."""
+    def propose(self, rows: Rows, length: int, wanted: Sequence[bool] | None = None) -> Draft:
+        """Draft `length` tokens for every live row.
+
+        Args:
+            rows: The texts.
+            length: Most tokens to draft.
+            wanted: Which live rows' drafts will be used, if not all; the others' don't count for when to stop.
+        """
         texts = [rows.texts[row] for row in rows.live]
         self.drafted_from = [len(text) for text in texts]
-        self.length = length
+        # a round follows a drafted one if a row has one token to read, or two; else the draft catches up first
+        steady = max(len(text) - old for text, old in zip(texts, self.runner.cache.lengths, strict=True)) <= 2
         counts = [min(length, self._room(len(text))) for text in texts]
+        self.confidences, self.counts, self.fed = [], counts, 0
         if not any(counts):
-            self.length = 0
             return Draft.from_lists([[]] * len(texts))
         if chain := self._chain(texts, counts, length):
-            self.confidences, (drafted, highest) = [], chain
+            drafted, highest = chain
+            self.fed = length - 1
             healthy = ~highest.isnan().any().to(self.context.device)
-            return Draft(drafted.to(self.context.device), counts, healthy=healthy)
+            return Draft(drafted.to(self.context.device), counts, healthy=healthy, steady=steady)
         logits = self._catch_up(texts, counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         sounds: list[Tensor] = []
-        self.confidences, survival = [], [1.0] * len(counts)
+        survival = [1.0] * len(counts) if wanted is None else [float(each) for each in wanted]
         for position in range(length):
             token, q, sound = self._choose(logits, rows, tokens)
             sounds.append(sound)
@@ -133,40 +142,40 @@ class DraftModel(Drafter):
                     for chance, before, count in zip(chances, survival, counts, strict=True)
                 ]
                 # the first token is always drafted: its step is paid for, and the controller learns from it
-                if position and not self.pays(sum(survival), position, len(texts), False):
-                    self.length = position
+                if position and not self.pays(sum(survival), position, length, len(texts), False):
                     break
             tokens.append(token)
             if q is not None:
                 probs.append(q)
             last = position == length - 1 or self._unsure(token, logits, counts, position)
-            if last or self._ends(survival, position):
-                self.length = position + 1
+            if last or self._ends(survival, position, length):
                 break
             fed = [int(position < count) for count in counts]
+            self.fed = position + 1
             output = self.runner.forward(token[:, None].to(self.runner.device), fed)
             self.runner.cache.commit(fed)
             logits = self._fit(compat.all_token_logits(output)[:, 0])
-        counts = [min(count, self.length) for count in counts]
-        healthy = torch.stack(sounds).all()
-        return Draft(torch.stack(tokens, 1), counts, torch.stack(probs, 1) if probs else None, healthy=healthy)
+        self.counts = counts = [min(count, len(tokens)) for count in counts]
+        drafted, q_all = torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None
+        return Draft(drafted, list(counts), q_all, healthy=torch.stack(sounds).all(), steady=steady)
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
-        """Forget the rejected tokens. The last drafted token was never fed, so a full acceptance feeds two next time."""
+        """Forget the rejected tokens. Mostly the last one was never fed, so a full acceptance feeds two next time."""
         if self.drafted_from is None:
             return
         self.runner.cache.roll_back(
-            [
-                start + min(kept, max(self.length - 1, 0))
-                for start, kept in zip(self.drafted_from, accepted, strict=True)
-            ]
+            [start + min(kept, self.fed) for start, kept in zip(self.drafted_from, accepted, strict=True)]
         )
-        for row, kept in enumerate(accepted):
-            for position, confidences in enumerate(self.confidences[: min(kept + 1, self.length)]):
+        for row, (count, kept) in enumerate(zip(self.counts, accepted, strict=True)):
+            for position, confidences in enumerate(self.confidences[: min(kept + 1, count)]):
                 self.calibration.update(confidences[row], position < kept)
-        if self.length:
-            self.last = [_outcome(kept, self.length) for kept in accepted]
+            if count:
+                self.last[row] = _outcome(kept, count)
         self.drafted_from = None
+
+    def disregard(self, row: int) -> None:
+        """Hear that a row's draft isn't used, so that nothing is learnt from it."""
+        self.counts[row] = 0
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows."""
@@ -254,10 +263,10 @@ class DraftModel(Drafter):
         q = torch.where(empty, certain, q)
         return draw(q, context.generator), q, sound
 
-    def _ends(self, survival: Sequence[float], position: int) -> bool:
+    def _ends(self, survival: Sequence[float], position: int, length: int) -> bool:
         """Whether one more draft step doesn't pay, going by what usually follows."""
         expected = sum(survival) * self.calibration.overall.value
-        return self.pays is not None and not self.pays(expected, position + 1, len(survival), True)
+        return self.pays is not None and not self.pays(expected, position + 1, length, len(survival), True)
 
     def _unsure(self, token: Tensor, logits: Tensor, counts: list[int], position: int) -> bool:
         """Cut the rows whose token is less likely than the threshold behind it; whether every row is cut."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
 from ..engine.length import Outlook
 from ..engine.rows import Rows
@@ -37,39 +39,41 @@ class Hybrid(Drafter):
         self.model.start(context)
         self.lookup.start(context)
         self.found: list[bool] = []
+        self.wanted: list[bool] = []
         self.asked_model = False
 
     def outlook(self, rows: Rows) -> list[Outlook]:
         """Lookup's outlook where it has a match, else the model's."""
         lookups, models = self.lookup.outlook(rows), self.model.outlook(rows)
         self.found = [each.acceptance > 0 for each in lookups]
+        self.wanted = [not found and each.acceptance > 0 for found, each in zip(self.found, models, strict=True)]
         return [lookup if found else model for found, lookup, model in zip(self.found, lookups, models, strict=True)]
 
     def propose(self, rows: Rows, length: int) -> Draft:
         """Copy where there is a match; ask the model if some row has none."""
         copied = self.lookup.propose(rows, length)
         sources = [(self.lookup if found else self.model).name for found in self.found]
-        self.asked_model = not all(self.found)
+        self.asked_model = any(self.wanted)
         if not self.asked_model:
             return Draft(copied.tokens, copied.counts, sources=sources)
-        drafted = self.model.propose(rows, length)
-        tokens, probs = drafted.tokens.clone(), drafted.probs
-        width = tokens.shape[1]
+        drafted = self.model.propose(rows, length, self.wanted)
+        taken = [index for index, found in enumerate(self.found) if found]
+        if not taken:
+            return replace(drafted, sources=sources)
+        for index in taken:
+            self.model.disregard(index)
         counts = [
-            min(copy_count, width) if found else model_count
+            copy_count if found else model_count
             for found, copy_count, model_count in zip(self.found, copied.counts, drafted.counts, strict=True)
         ]
-        taken = [index for index, found in enumerate(self.found) if found]
-        if taken and width:
-            filled = torch.zeros(len(taken), width, dtype=torch.long)
-            part = copied.tokens[taken, :width]
-            filled[:, : part.shape[1]] = part
-            tokens[taken] = filled.to(tokens.device)
-            if probs is not None:  # a copied token is a draw from a distribution that holds nothing else
-                probs = probs.clone()
-                # not `one_hot`, which looks at its argument on the host
-                probs[taken] = torch.zeros_like(probs[taken]).scatter_(-1, tokens[taken][..., None], 1.0)
-        return Draft(tokens, counts, probs, sources, healthy=drafted.healthy)
+        width, probs = max(counts), drafted.probs
+        tokens = pad(drafted.tokens, (0, max(width - drafted.tokens.shape[1], 0)))
+        tokens[taken, : copied.tokens.shape[1]] = copied.tokens[taken].to(tokens.device)
+        if probs is not None:  # a copied token is a draw from a distribution that holds nothing else
+            probs = pad(probs, (0, 0, 0, tokens.shape[1] - probs.shape[1]))
+            # not `one_hot`, which looks at its argument on the host
+            probs[taken] = torch.zeros_like(probs[taken]).scatter_(-1, tokens[taken][..., None], 1.0)
+        return replace(drafted, tokens=tokens, counts=counts, probs=probs, sources=sources)
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
         """Tell the model, if it drafted; in a row that was copied none of its own tokens count."""

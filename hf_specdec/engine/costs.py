@@ -68,7 +68,7 @@ class CostTable:
         if seen == 0:
             self.factors[tokens] = measured - self.level
         else:
-            error = min(error, math.log(OUTLIER))
+            error = max(min(error, math.log(OUTLIER)), -math.log(OUTLIER))
             self.level += COMMON_GAIN * error
             self.factors[tokens] += max(1 / (seen + 1), LEAST_GAIN) * error
         self.seen[tokens] = seen + 1
@@ -111,6 +111,8 @@ def measure(target: Any, table: CostTable, most: int, steps: int) -> float:
     rows, device = len(target.cache.lengths), target.device
     if target.max_positions is not None:
         most = min(most, target.max_positions - max(target.cache.lengths))
+    if rows not in table and steps * SHARE < 1:
+        return 0.0  # not even a plain forward
     for width in [width for width in WIDTHS if width <= most and rows * width not in table]:
         spent = time.perf_counter() - began
         if width > 1 and spent + table.estimate(rows * width) > SHARE * steps * table.estimate(rows):
@@ -119,10 +121,10 @@ def measure(target: Any, table: CostTable, most: int, steps: int) -> float:
         for _ in range(REPEATS):
             start = now()
             target.forward(block, [width] * rows)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if device.type != "cpu":
+                getattr(torch, device.type).synchronize()
             seconds = now() - start
             table.update(rows * width, seconds)
-            if seconds > SHORT:
+            if seconds > SHORT or 2 * seconds + time.perf_counter() - began > SHARE * steps * table.estimate(rows):
                 break
     return time.perf_counter() - began

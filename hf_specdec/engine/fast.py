@@ -291,9 +291,10 @@ class FastForward:
             else:
                 began = time.perf_counter()
                 with standing_still():
-                    logits = forward(*arguments)
+                    forward(*arguments)
                 _count(seconds=time.perf_counter() - began)
                 compiled.shapes.add(kind)
+                logits = forward(*arguments)  # once more on the running clock; it writes the same keys and values
         except Exception as error:
             self._give_up(compiled, "compiled", error)
             return None

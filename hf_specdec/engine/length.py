@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,9 +92,6 @@ class FixedLength:
     def observe(self, seen: Round) -> None:
         """Nothing to learn."""
 
-    def learn(self, outlook: Outlook, drafted: int, accepted: int) -> None:
-        """Nothing to learn."""
-
 
 class AdaptiveLength:
     """Draft as much as pays; shared by the generations of one model and drafter, safe under threads.
@@ -145,10 +142,14 @@ class AdaptiveLength:
             rows, drafting = len(outlook), [each for each in outlook if each.acceptance > 0]
             if not self.verify or not drafting:
                 return 0  # what plain decoding costs must be known first
-            expected = [0.0] * most
+            expected, alike = (
+                [0.0] * most,
+                Counter((each.source, each.bucket) for each in drafting if each.gains is None),
+            )
             for each in drafting:
-                for position, chance in enumerate(self._chances(each, most)):
-                    expected[position] += chance
+                weight = 1 if each.gains is not None else alike.pop((each.source, each.bucket), 0)
+                for position, chance in enumerate(self._chances(each, most)) if weight else ():
+                    expected[position] += weight * chance
             step, plain = self._step(rows, all(each.free for each in outlook)), self.verify.estimate(rows)
             worth = self.rate * rows / plain
             running = any(self.off[each.source, each.bucket] == 0 for each in drafting)
@@ -160,18 +161,23 @@ class AdaptiveLength:
                     best, best_value = length, gain - worth * extra
             return self._probe(drafting, best, most)
 
-    def pays(self, expected: float, drafted: int, rows: int, step: bool) -> bool:
+    def pays(self, expected: float, drafted: int, most: int, rows: int, step: bool) -> bool:
         """Whether one more draft token pays, seen from inside of a round.
 
         Args:
             expected: How many of the rows' next draft tokens will be accepted, in expectation.
             drafted: Tokens drafted for each row so far.
+            most: Tokens that may be drafted: a step of the cost curve counts by its share of the tokens on it.
             rows: Live rows.
             step: Whether a draft step has still to be run for it; else it only widens the target's forward.
         """
         with self._lock:
-            extra = self.verify.estimate(rows * (drafted + 2)) - self.verify.estimate(rows * (drafted + 1))
-            cost = max(extra, 0.0) + (self._step(rows, free=False) if step else 0.0)
+            now = self.verify.estimate(rows * (drafted + 1))
+            slopes = [
+                (self.verify.estimate(rows * (length + 1)) - now) / (length - drafted)
+                for length in range(drafted + 1, max(most, drafted + 1) + 1)
+            ]
+            cost = max(min(slopes), 0.0) + (self._step(rows, free=False) if step else 0.0)
             return expected >= self.rate * rows / self.verify.estimate(rows) * cost
 
     def observe(self, seen: Round) -> None:
@@ -189,7 +195,8 @@ class AdaptiveLength:
                     self.trust[each.source] = (DISCOUNT * accepted + kept, expected)
             self.verify.update(rows * seen.width, seen.verify_seconds)
             plain = self.verify.estimate(rows)
-            if seen.width > 1 and seen.draft_seconds > 0:
+            by_model = not all(each.free for each in seen.outlook)
+            if by_model and seen.width > 1 and seen.draft_seconds > 0:
                 old, step = self.draft.get(rows), seen.draft_seconds / (seen.width - 1) / plain
                 self.draft[rows] = step if old is None else min(0.8 * old + 0.2 * step, 2 * old)
             emitted = 1 + sum(seen.accepted) / rows
@@ -222,7 +229,10 @@ class AdaptiveLength:
 
     def _step(self, rows: int, free: bool) -> float:
         """Seconds of a draft step."""
-        return 0.0 if free else self.draft.get(rows, self.draft_cost) * self.verify.estimate(rows)
+        if free:
+            return 0.0
+        known = min(self.draft, key=lambda size: abs(size - rows), default=None)
+        return (self.draft_cost if known is None else self.draft[known]) * self.verify.estimate(rows)
 
     def _table(self, outlook: Outlook) -> Acceptance:
         """The counts of a source's bucket.
@@ -240,6 +250,7 @@ class AdaptiveLength:
 
     def _probe(self, drafting: Sequence[Outlook], best: int, most: int) -> int:
         """While off, draft a little now and then: the text may have become easier."""
+        chosen = best
         for source in {(each.source, each.bucket) for each in drafting if not each.guess}:
             if best:
                 self.off[source], self.probe_after[source] = 0, FIRST_PROBE
@@ -248,8 +259,8 @@ class AdaptiveLength:
             if self.off[source] >= self.probe_after[source]:
                 self.off[source] = 1
                 self.probe_after[source] = min(2 * self.probe_after[source], LAST_PROBE)
-                best = min(PROBE_LENGTH, most)
-        return best
+                chosen = min(PROBE_LENGTH, most)
+        return chosen
 
 
 class GainWatch:
@@ -279,7 +290,9 @@ class GainWatch:
         return f"speculative disabled: measured gain {gain:.2f}x in {len(judged)} drafted rounds"
 
 
-_CONTROLLERS: weakref.WeakKeyDictionary[Any, dict[str, AdaptiveLength]] = weakref.WeakKeyDictionary()
+# by target, then by draft model (the target itself stands for none), then by drafter
+_Known = weakref.WeakKeyDictionary[Any, dict[str, AdaptiveLength]]
+_CONTROLLERS: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 _CONTROLLERS_LOCK = threading.Lock()
 
 
@@ -292,11 +305,11 @@ def controller(model: Any, drafter: str, draft: Any = None) -> AdaptiveLength:
         draft: Its model, if it has one; sizes give the first guess of a draft step's cost.
     """
     with _CONTROLLERS_LOCK:
-        known = _CONTROLLERS.setdefault(model, {})
-        key = drafter if draft is None else f"{drafter}:{id(draft)}"
-        if key not in known:
-            known[key] = AdaptiveLength(0.0 if draft is None else _size(draft) / _size(model))
-        return known[key]
+        by_draft = _CONTROLLERS.setdefault(model, weakref.WeakKeyDictionary())
+        known = by_draft.setdefault(model if draft is None else draft, {})
+        if drafter not in known:
+            known[drafter] = AdaptiveLength(0.0 if draft is None else _size(draft) / _size(model))
+        return known[drafter]
 
 
 def _size(model: Any) -> int:
@@ -312,17 +325,21 @@ def reset(model: Any = None) -> None:
             _CONTROLLERS.pop(model, None)
 
 
-def snapshot(model: Any) -> dict[str, dict[str, Any]]:
+def snapshot(model: Any) -> list[tuple[AdaptiveLength, dict[str, Any]]]:
     """A copy of what was learnt about a target, for `restore`: a measurement must not learn from its own repetitions."""
-    with _CONTROLLERS_LOCK:
-        return {key: each.state() for key, each in _CONTROLLERS.get(model, {}).items()}
+    return [(each, each.state()) for each in _controllers(model)]
 
 
-def restore(model: Any, saved: dict[str, dict[str, Any]]) -> None:
+def restore(model: Any, saved: list[tuple[AdaptiveLength, dict[str, Any]]]) -> None:
     """Go back to what was known about a target at `snapshot`."""
+    states = {id(each): state for each, state in saved}
+    for each in _controllers(model):
+        if id(each) in states:
+            each.load(states[id(each)])
+        else:
+            each.reset()
+
+
+def _controllers(model: Any) -> list[AdaptiveLength]:
     with _CONTROLLERS_LOCK:
-        for key, each in _CONTROLLERS.get(model, {}).items():
-            if key in saved:
-                each.load(saved[key])
-            else:
-                each.reset()
+        return [each for known in _CONTROLLERS.get(model, {}).values() for each in known.values()]

@@ -14,9 +14,6 @@ from .rows import Rows
 from .tree import Tree, accept_path
 
 
-BLOCK_FROM = 3  # draft length from which block verification is worth its extra reduction
-
-
 class HostDecision(NamedTuple):
     """A round's decision on the host, one entry a live row.
 
@@ -139,8 +136,9 @@ class Sampler:
             return Decision(*verify.accept_matching(self._choose(scores, rows), draft, counts))
         p = torch.softmax(scores, -1)
         uniform = torch.rand(draft.shape, generator=self.generator, device=scores.device)
-        blockwise = self.verification == "block" or (self.verification == "auto" and draft.shape[1] >= BLOCK_FROM)
-        accept = verify.accept_block if blockwise else verify.accept_tokens
+        # one rule for every draft: which one to take must not hang on how long the draft became, as that may hang on
+        # what was drawn
+        accept = verify.accept_tokens if self.verification == "rejection" else verify.accept_block
         verdict = accept(p, probs, draft, counts, uniform)
         following = draw(verdict.weights, self.generator)
         return Decision(verdict.accepted, following, _overlaps(p[:, :-1], probs, counts, verdict.accepted))

@@ -80,7 +80,7 @@ def test_choice_is_always_possible(rounds: list) -> None:
         k = control.choose(outlook, most)
         assert isinstance(k, int)
         assert 0 <= k <= most
-        assert control.pays(share, k, len(outlook), True) in (True, False)
+        assert control.pays(share, k, most, len(outlook), True) in (True, False)
         control.observe(seen(outlook, k, round(share * k), verify, draft))
         assert control.rate >= 1.0
         for table in control.acceptance.values():
@@ -232,12 +232,52 @@ def test_in_round_stop() -> None:
     for _ in range(50):
         for tokens in (1, 2, 3, 4):
             control.verify.update(tokens, 1.0 + 0.1 * (tokens - 1))
-    assert control.pays(0.15, 0, 1, step=False)
-    assert not control.pays(0.05, 0, 1, step=False)
-    assert not control.pays(0.15, 0, 1, step=True)
-    assert control.pays(0.5, 0, 1, step=True)
+    assert control.pays(0.15, 0, 4, 1, step=False)
+    assert not control.pays(0.05, 0, 4, 1, step=False)
+    assert not control.pays(0.15, 0, 4, 1, step=True)
+    assert control.pays(0.5, 0, 4, 1, step=True)
     control.draft[1] = 0.02  # measured: much cheaper than its size made believe
-    assert control.pays(0.15, 0, 1, step=True)
+    assert control.pays(0.15, 0, 4, 1, step=True)
+
+
+def test_in_round_stop_looks_over_a_cliff() -> None:
+    """Four tokens cost what one does, five to eight half as much again: the step counts by the tokens that stand on it."""
+    control = AdaptiveLength(0.0)
+    for _ in range(50):
+        for tokens in range(1, 10):
+            control.verify.update(tokens, 1.0 if tokens <= 4 else 1.5)
+    assert control.pays(0.2, 3, 7, 1, step=False)
+    assert not control.pays(0.2, 3, 4, 1, step=False)
+    assert not control.pays(0.1, 3, 7, 1, step=False)
+
+
+def test_a_probe_is_not_a_draft_that_pays() -> None:
+    """Four buckets of a useless draft are probed as seldom as one: a probe of one doesn't take the others up again."""
+    control, probes = AdaptiveLength(0.1), 0
+    outlook = [Outlook("model", bucket, 0.7) for bucket in range(4)]
+    for _ in range(2000):
+        k = control.choose(outlook, 8)
+        probes += k > 0
+        control.observe(seen(outlook, k, 0, 1.0 + 0.2 * 4 * k, 0.1))
+    assert probes < 60
+
+
+def test_only_a_models_time_is_a_draft_step() -> None:
+    """A round of copies takes no time to draft; it tells nothing about the model of a hybrid."""
+    control = AdaptiveLength(0.1)
+    control.observe(seen([MODEL], 2, 2, 1.0, step=0.3))
+    before = dict(control.draft)
+    control.observe(seen([LOOKUP], 2, 2, 1.0, step=0.001))
+    assert control.draft == before
+    control.observe(seen([MODEL, LOOKUP], 2, 2, 1.0, step=0.3))
+    assert set(control.draft) == {1, 2}
+
+
+def test_a_step_of_another_batch_size_is_better_than_a_guess() -> None:
+    control = AdaptiveLength(0.01)
+    for rows in (1, 8):
+        control.observe(seen([MODEL] * rows, 1, 1, 1.0, step=0.1 * rows))
+    assert control._step(7, free=False) == pytest.approx(control.draft[8] * control.verify.estimate(7))
 
 
 def test_what_was_not_seen_is_not_counted() -> None:
@@ -345,10 +385,22 @@ def test_reset_of_a_model_and_of_all() -> None:
     assert length.controller(second, "prompt_lookup") is not kept
 
 
+def test_controllers_go_with_their_draft() -> None:
+    """Another draft at the same address must not inherit what was learnt about the first."""
+    target, draft = tiny_model(), tiny_model(num_hidden_layers=1)
+    control = length.controller(target, "draft_model", draft)
+    assert length.controller(target, "draft_model", draft) is control
+    assert 0.5 < control.draft_cost < 1
+    assert length.controller(target, "draft_model") is not control
+    del draft
+    gc.collect()
+    assert len(length._controllers(target)) == 1
+
+
 def test_controllers_go_with_their_model() -> None:
     model = tiny_model()
     assert model not in length._CONTROLLERS
-    length._CONTROLLERS[model] = {}
+    length.controller(model, "prompt_lookup")
     count = len(length._CONTROLLERS)
     del model
     gc.collect()
