@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_specdec.engine import verify
 from hf_specdec.engine.sampling import Sampler
 from hf_specdec.engine.verify import Verdict, accept_block, accept_matching, accept_tokens
 
@@ -339,6 +340,48 @@ def test_stops_that_do_not_look_ahead_are_exact(name: str, cut: Callable[[Table,
     lengths = [cut(table, table.drafts(), table.along(table.q, table.drafts())) for table in tables]
     assert len(set(torch.cat(lengths).tolist())) > 2
     assert worst_error(RULES[name], tables, counts_of=cut) < EXACT
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize(("verification", "rule"), [("auto", "block"), ("block", "block"), ("rejection", "token")])
+def test_one_rule_for_drafts_of_any_length(
+    monkeypatch: pytest.MonkeyPatch, verification: str, rule: str, width: int
+) -> None:
+    """How long a draft became may hang on what was drawn (it ends where it is unsure), so the rule must not."""
+    used = []
+    for name in ("block", "tokens"):
+        accept = getattr(verify, f"accept_{name}")
+        monkeypatch.setattr(verify, f"accept_{name}", lambda *given, a=accept, n=name: used.append(n) or a(*given))
+    rows = SimpleNamespace(live=[0], texts=[[1]], num_new=lambda row: 0)
+    sampler = Sampler(True, verification, 0, rows, torch.device("cpu"))  # type: ignore[arg-type]
+    probs = torch.full((1, width, 4), 0.25)
+    draft, counts = torch.zeros(1, width, dtype=torch.long), torch.tensor([width])
+    sampler.decide(torch.zeros(1, width + 1, 4), draft, counts, probs, rows)  # type: ignore[arg-type]
+    assert used == [{"block": "block", "token": "tokens"}[rule]]
+
+
+def test_a_rule_chosen_by_length_fails_the_check() -> None:
+    """Token rejection for short drafts and block verification for long ones: biased where the length hangs on a token."""
+
+    def by_length(p: Tensor, q: Tensor, drafts: Tensor, counts: Tensor, u: Tensor) -> Verdict:
+        block, token = accept_block(p, q, drafts, counts, u), accept_tokens(p, q, drafts, counts, u)
+        long = counts >= 3
+        return Verdict(
+            torch.where(long, block.accepted, token.accepted), torch.where(long[:, None], block.weights, token.weights)
+        )
+
+    p = [[0.3, 0.7], [[0.8, 0.2], [0.3, 0.7]], torch.full((2, 2, 2), 0.5), torch.full((2, 2, 2, 2), 0.5)]
+    q = [[0.7, 0.3], [[0.4, 0.6], [0.6, 0.4]], torch.full((2, 2, 2), 0.5)]
+    table = Table(2, 3, *([torch.as_tensor(each).double() for each in laws] for laws in (p, q)))
+
+    def ends_behind_zero(table: Table, drafts: Tensor, q: Tensor) -> Tensor:
+        return torch.where(drafts[:, 1] == 0, 2, 3)
+
+    [(joint, _)] = enumerate_round(by_length, [table], ends_behind_zero)
+    assert float(joint[:8].sum()) == pytest.approx(0.18, abs=1e-7)  # instead of 0.3
+    for rule in (accept_block, accept_tokens):
+        [(joint, _)] = enumerate_round(rule, [table], ends_behind_zero)
+        assert float(joint[:8].sum()) == pytest.approx(0.3, abs=1e-7)
 
 
 # negative controls: rules that have been seen in the wild; each must fail the check that the right ones pass
