@@ -95,19 +95,25 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + json.dumps(record) + "\n")
+        file.write(("\n" if torn else "") + json.dumps(record, allow_nan=False) + "\n")
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """All records of results files; a line that a killed run left unfinished is passed over."""
     found = []
     for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:
                 continue
     return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a prompts file."""
+    # not `splitlines`, which would also cut at separators that a JSON string may hold
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -249,9 +255,10 @@ def _calls(
 
 def about(command: Sequence[str]) -> dict[str, Any]:
     """The conditions of a run."""
-    from hf_specdec.tools.environment import describe_environment
+    from hf_specdec.tools.environment import describe_environment, git_revision
 
     return {
         "command": " ".join(command),
+        "git_revision": git_revision(),
         "torch_cpu": torch.backends.cpu.get_cpu_capability(),
     } | describe_environment()

@@ -6,7 +6,7 @@
     ours:adversarial          our loop with random drafts that claim to be good
     transformers_lookup       `prompt_lookup_num_tokens=10`
     transformers_assisted     `assistant_model=` (pairs only)
-    flashspec_ngram           FlashSpec's n-gram drafter, six tokens (a forward of seven)
+    flashspec_ngram           FlashSpec's n-gram drafter, six tokens: the n-gram half of its default, a composite
     flashspec_model           FlashSpec with a model drafter (pairs only)
     economize_lookup          economize's prompt lookup, cycles of seven
     economize_model           economize's draft model (pairs only)

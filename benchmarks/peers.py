@@ -33,9 +33,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.common import about, append, ideal_seconds, read, rounds_of, speedup, timed
+from benchmarks.common import about, append, ideal_seconds, read, read_lines, rounds_of, speedup, timed
 from benchmarks.methods import Bench, Method, Output, build, peer_versions
-from benchmarks.summary import key, markdown, merged, summarize
+from benchmarks.summary import changed, key, markdown, merged, summarize
 from hf_specdec.tools.demo import find_difference
 
 
@@ -245,15 +245,21 @@ def run(options: argparse.Namespace) -> None:
             skipped[wanted] = f"{type(error).__name__}: {error}"
             print(f"{wanted}: left out, {error}", file=sys.stderr)
     out, number = Path(options.out), options.per_group or mode.per_group
-    append(out, {"kind": "about", "peers": peer_versions(), "skipped": skipped} | about(sys.argv))
-    done = {key(record): set(record["results"]) for record in merged(read([out]))}
+    now = {"kind": "about", "peers": peer_versions(), "skipped": skipped} | about(sys.argv)
+    for what in changed([*read([out]), now]):
+        print(f"{out} has results of another {what}", file=sys.stderr)
+    append(out, now)
+    done = {
+        key(record): {each for each, result in record["results"].items() if "error" not in result}
+        for record in merged(read([out]))
+    }
     longest = 0.0  # seconds a prompt
     warm, with_eta = set(), dict[tuple[str, int], int]()
     for batch in options.batch or mode.batches:
         if tokenizer is None:
             items = random_items(batch, number, bench.model.config.vocab_size)
         else:
-            records = [json.loads(line) for line in Path(options.prompts).read_text(encoding="utf-8").splitlines()]
+            records = read_lines(Path(options.prompts))
             groups = (options.groups or mode.groups).split(",")
             items = prompt_items(records, tokenizer, groups, batch, number, options.max_prompt_tokens)
         for index, item in enumerate(items):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure next to what it has to reach; `None` where it wasn't measured."""
+    """A figure of a model and a length next to what it has to reach; `None` where it wasn't measured."""
 
+    model: str
+    max_new_tokens: int
     name: str
     bar: float
     figure: float | None
@@ -38,13 +40,24 @@ def key(record: Record) -> tuple[Any, ...]:
     return (*named, tuple(record["ids"]))
 
 
+def changed(records: Sequence[Record]) -> list[str]:
+    """Conditions in which the runs of a results file differ; one that an older run didn't record is taken as the same."""
+    runs = [record for record in records if record.get("kind") == "about"]
+    named = ("git_revision", "torch_threads")
+    return [name for name in named if len({record[name] for record in runs if record.get(name) is not None}) > 1]
+
+
 def merged(records: Sequence[Record]) -> list[Record]:
-    """One record for each measurement, the methods of several runs together."""
+    """One record for each measurement, the methods of several runs together; a later result replaces an error."""
     found: dict[tuple[Any, ...], Record] = {}
     for record in records:
         if record.get("kind") == "result":
             known = found.setdefault(key(record), record | {"results": {}})
-            known["results"] |= record["results"]
+            known["results"] |= {
+                name: result
+                for name, result in record["results"].items()
+                if "error" not in result or name not in known["results"]
+            }
     return list(found.values())
 
 
@@ -98,10 +111,10 @@ def overall(groups: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def versus(records: Sequence[Record], rival: str) -> dict[str, Any]:
-    """Our tokens per second over a rival's on the prompts that both ran."""
+    """Our speed-up over a rival's on the prompts that both ran; each is against the plain runs next to it."""
     groups: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        ours, theirs = (record["results"].get(name, {}).get("rate") for name in (OURS, rival))
+        ours, theirs = (record["results"].get(name, {}).get("speedup") for name in (OURS, rival))
         if ours and theirs:
             groups[record["group"]].append(ours / theirs)
     return overall(groups)
@@ -127,35 +140,63 @@ def figures(records: Sequence[Record], method: str) -> dict[str, Any]:
 
 
 def bars(records: Sequence[Record]) -> list[Bar]:
-    """The project's bars next to what was measured."""
-    found = merged(records)
-    half, full = (
-        [r for r in found if r["mode"] == "run" and r["dtype"] == dtype] for dtype in ("bfloat16", "float32")
-    )
+    """The project's bars next to what was measured, for each model and length by itself."""
+    runs: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in merged(records):
+        runs[record["model"], record["max_new_tokens"]].append(record)
+    return [
+        Bar(*run, *line)
+        for run, found in sorted(runs.items())
+        for line in (*_single_bars(found), *_off_bars(found), *_ragged_bars(found))
+    ]
+
+
+Line = tuple[str, float, float | None]  # name, bar, figure
+
+
+def _single_bars(records: Sequence[Record]) -> Iterator[Line]:
+    """One prompt at a time."""
+    found = [record for record in records if (record["mode"], record["batch"]) == ("run", 1)]
+    if not found:
+        return
+    half, full = ([record for record in found if record["dtype"] == dtype] for dtype in ("bfloat16", "float32"))
     speedups = {name: values_of(half, name) for name in (OURS, "ours:adversarial")}
     means = {group: geometric_mean(values) for group, values in speedups[OURS].items()}
     single = values_of(full, OURS)
-    lines = [
-        Bar("bfloat16, worst group against plain", 0.98, min(means.values(), default=None)),
-        Bar("bfloat16, adversarial drafts against plain", 0.97, overall(speedups["ours:adversarial"]).get("by_group")),
-        *(Bar(f"bfloat16, {group} against plain", bar, means.get(group)) for group, bar in GROUP_BARS.items()),
-        Bar("bfloat16, all groups against plain", 1.6, overall(speedups[OURS]).get("by_group")),
-        *(Bar(f"bfloat16, all groups against {n}", bar, versus(half, n).get("by_group")) for n, bar in RIVALS.items()),
-        Bar("bfloat16, η of a batch of 1", 0.9, _median(half, OURS, "eta")),
-        Bar("float32, worst group against plain", 0.98, min(map(geometric_mean, single.values()), default=None)),
-        Bar("float32, all groups against plain", 1.15, overall(single).get("by_group")),
-    ]
-    off = [record for record in found if record["mode"] == "off"]
-    for dtype, batch in sorted({(record["dtype"], record["batch"]) for record in off}):
-        these = [record for record in off if (record["dtype"], record["batch"]) == (dtype, batch)]
+    yield "bfloat16, worst group against plain", 0.98, min(means.values(), default=None)
+    adversarial = overall(speedups["ours:adversarial"]).get("by_group")
+    yield "bfloat16, adversarial drafts against plain", 0.97, adversarial
+    for group, bar in GROUP_BARS.items():
+        yield f"bfloat16, {group} against plain", bar, means.get(group)
+    yield "bfloat16, all groups against plain", 1.6, overall(speedups[OURS]).get("by_group")
+    for name, bar in RIVALS.items():
+        yield f"bfloat16, all groups against {name}", bar, versus(half, name).get("by_group")
+    yield "bfloat16, η of a batch of 1", 0.9, _median(half, OURS, "eta")
+    yield "float32, worst group against plain", 0.98, min(map(geometric_mean, single.values()), default=None)
+    yield "float32, all groups against plain", 1.15, overall(single).get("by_group")
+
+
+def _off_bars(records: Sequence[Record]) -> Iterator[Line]:
+    """Our loop without drafts."""
+    for (dtype, batch), these in _by_size(records, "off"):
         for name in dict.fromkeys(name for record in these for name in record["results"]):
-            lines.append(Bar(f"{dtype}, {name} against plain, batch of {batch} (median)", 0.99, _median(these, name)))
-    for dtype, batch in sorted({(r["dtype"], r["batch"]) for r in found if r["mode"] == "ragged"}):
-        these = [r for r in found if (r["mode"], r["dtype"], r["batch"]) == ("ragged", dtype, batch)]
+            yield f"{dtype}, {name} against plain, batch of {batch} (median)", 0.99, _median(these, name)
+
+
+def _ragged_bars(records: Sequence[Record]) -> Iterator[Line]:
+    """Prompts of different length at once."""
+    for (dtype, batch), these in _by_size(records, "ragged"):
         ragged = overall(values_of(these, OURS)).get("by_group")
-        lines.append(Bar(f"{dtype}, ragged batch of {batch} against plain", 1.4, ragged))
-        lines.append(Bar(f"{dtype}, η of a ragged batch of {batch}", 0.8, _median(these, OURS, "eta")))
-    return lines
+        yield f"{dtype}, ragged batch of {batch} against plain", 1.4, ragged
+        yield f"{dtype}, η of a ragged batch of {batch}", 0.8, _median(these, OURS, "eta")
+
+
+def _by_size(records: Sequence[Record], mode: str) -> list[tuple[tuple[str, int], list[Record]]]:
+    found: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in records:
+        if record["mode"] == mode:
+            found[record["dtype"], record["batch"]].append(record)
+    return sorted(found.items(), key=lambda each: each[0])
 
 
 def _median(records: Sequence[Record], method: str, what: str = "speedup") -> float | None:
@@ -191,10 +232,13 @@ def markdown(summary: dict[str, Any]) -> str:
                 ],
             )
         )
-    parts.append("## Bars")
     verdicts = {True: "yes", False: "no", None: "not measured"}
-    lines = [(each["name"], each["bar"], _short(each["figure"]), verdicts[each["met"]]) for each in summary["bars"]]
-    parts.append(table(("figure", "bar", "measured", "met"), lines))
+    tables: dict[str, list[Sequence[object]]] = defaultdict(list)
+    for each in summary["bars"]:
+        title = "## Bars: {model}, {max_new_tokens} tokens".format_map(each)
+        tables[title].append((each["name"], each["bar"], _short(each["figure"]), verdicts[each["met"]]))
+    for title, lines in tables.items():
+        parts += [title, table(("figure", "bar", "measured", "met"), lines)]
     return "\n\n".join(parts)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks import common, gpu, methods, peers, summary
+from benchmarks import common, core, gpu, methods, peers, summary
 from hf_specdec.stats import StepEvent
 
 from .tiny import exact_pair
@@ -153,7 +153,7 @@ def test_summary_by_hand() -> None:
     difference = {"gap": 0.5, "near_tie": True}, {"gap": 3.0, "near_tie": False}
     records = [
         {"kind": "about"},
-        record("code_edit", "a", ours=(40, 4.0), flashspec_ngram=(20, 2.0)),
+        record("code_edit", "a", ours=(40, 4.0), flashspec_ngram=(10, 2.0)),  # its plain runs took twice as long
         record("code_edit", "b", ours=(10, 1.0), flashspec_ngram={"error": "ValueError: no"}),
         record("chat", "c", ours={"rate": 9, "speedup": 0.9, "differences": [difference[0]], "eta": 0.8}),
         record(
@@ -178,7 +178,54 @@ def test_summary_by_hand() -> None:
     assert bars["bfloat16, all groups against flashspec_ngram"] == (pytest.approx(3**0.5, abs=1e-4), True)
     assert bars["bfloat16, η of a batch of 1"] == (0.8, False)
     assert bars["bfloat16, humaneval against plain"] == bars["float32, all groups against plain"] == (None, None)
-    assert "| bfloat16, worst group against plain | 0.98 | 0.9 | no |" in summary.markdown(found)
+    text = summary.markdown(found)
+    assert text.count("## Bars: m, 8 tokens") == text.count("## Bars") == 1
+    assert "| bfloat16, worst group against plain | 0.98 | 0.9 | no |" in text
+
+
+def test_bars_pool_nothing() -> None:
+    """Each model and length has its own; larger batches have none."""
+    records = [
+        record("chat", "a", ours=(1, 2.0)),
+        record("chat", "a", ours=(1, 9.0)) | {"batch": 8},
+        record("chat", "a", ours=(1, 3.0)) | {"max_new_tokens": 16},
+        record("chat", "a", ours=(1, 4.0)) | {"model": "n"},
+        record("chat", "a", **{"ours:off": (1, 1.0)}) | {"mode": "off", "model": "o"},
+    ]
+    found = {(bar.model, bar.max_new_tokens, bar.name): bar.figure for bar in summary.bars(records)}
+    name = "bfloat16, chat against plain"
+    assert {each[:2]: figure for each, figure in found.items() if each[2] == name} == {
+        ("m", 8): pytest.approx(2.0), ("m", 16): pytest.approx(3.0), ("n", 8): pytest.approx(4.0)
+    }  # fmt: skip
+    assert [each for each in found if each[0] == "o"] == [
+        ("o", 8, "bfloat16, ours:off against plain, batch of 1 (median)")
+    ]
+    assert summary.markdown(summary.summarize(records)).count("## Bars") == 4
+
+
+def test_a_success_outlasts_an_error() -> None:
+    worked, failed = record("chat", "a", ours=(1, 2.0)), record("chat", "a", ours={"error": "no"})
+    for records in ([worked, failed], [failed, worked]):
+        (found,) = summary.merged(records)
+        assert found["results"]["ours"]["speedup"] == 2.0
+
+
+def test_changed_conditions_are_named() -> None:
+    old, new = {"kind": "about", "torch_threads": 2}, {"kind": "about", "torch_threads": 2, "git_revision": "a"}
+    assert summary.changed([{"kind": "result"}, old, new]) == []
+    assert summary.changed([new, new | {"git_revision": "b", "torch_threads": 1}]) == ["git_revision", "torch_threads"]
+
+
+def test_separators_in_a_prompt_end_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"turns": ["one\u2028two\x85"]}, {"turns": ["three"]}]
+    path.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n", encoding="utf-8")
+    assert common.read_lines(path) == common.read([path]) == lines
+
+
+def test_core_methods_take_turns() -> None:
+    assert [core.turn(number)[1] for number in range(4)] == ["ours", "transformers"] * 2
+    assert all(core.turn(number)[0] == "plain" and len(set(core.turn(number))) == 3 for number in range(2))
 
 
 def test_off_and_ragged_have_their_own_bars() -> None:
@@ -235,10 +282,18 @@ def test_a_failing_method_is_recorded(
 
     monkeypatch.setitem(methods.BUILDERS, "peer", lambda bench: fails)
     out = tmp_path / "results.jsonl"
-    peers.main(command("run", chat, prompts, out, "--methods", "peer,ours", "--eta-per-group", "0"))
-    for each in results(out):
+    again = command("run", chat, prompts, out, "--methods", "peer,ours", "--eta-per-group", "0")
+    peers.main(again)
+    failed = results(out)
+    for each in failed:
         assert each["results"]["peer"]["error"].startswith("KeyError: ")
         assert each["results"]["ours"]["speedup"] > 0
+    monkeypatch.setitem(methods.BUILDERS, "peer", methods.BUILDERS["plain"])
+    peers.main(again)  # it was mended
+    for each in results(out)[len(failed) :]:
+        assert set(each["results"]) == {"peer"}
+        assert each["results"]["peer"]["speedup"] > 0
+    assert len(results(out)) == 2 * len(failed)
 
 
 def test_a_wrong_text_is_recorded(chat: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..tools.bench_report import BenchReport
     from ..tools.summaries import Summary
 
+RESULTS = "results.json"
 INTERRUPTED = 130  # what shells report for Ctrl-C
 SPEED = ("", "tok/s", "speed-up", "quartiles", "worst", "ideal", "η")
 TOKENS = ("", "tok/step", "accepted", "drafts from", "plain's text")
@@ -95,11 +96,14 @@ def bench(
         ideal=not no_ideal,
     )
     suite = read_suite(prompts) if prompts else built_in_suite()
-    suite.select(settings.categories)  # a wrong name is better known before a model is loaded
+    # what is wrong is better known before a model is loaded
+    suite.select(settings.categories)
+    drafters = drafter or ("auto",)
+    choose_methods(drafters, draft=draft)
     _make_places(json_to, out)
     loaded = load_demo_model(target, dtype=dtype)
     draft_model = None if draft is None else load_draft(loaded.model, draft)
-    methods, skipped = choose_methods(drafter or ("auto",), draft=draft_model, vs_transformers=vs_transformers)
+    methods, skipped = choose_methods(drafters, draft=draft_model, vs_transformers=vs_transformers)
     command = ["hf-specdec", *sys.argv[1:]]
     with show_count() as tell:
         report = run_bench(
@@ -129,15 +133,19 @@ def _make_places(json_to: str | None, out: Path | None) -> None:
     """Find out that nothing can be written there before the measuring, not after."""
     from ..errors import SpecDecError
 
-    for folder in [*([out] if out else []), *([Path(json_to).parent] if json_to not in (None, "-") else [])]:
+    for file in [*([out / RESULTS] if out else []), *([Path(json_to)] if json_to and json_to != "-" else [])]:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = not file.exists()
+            file.open("a").close()
+            if new:
+                file.unlink()
         except OSError as error:
-            raise SpecDecError(f"The folder {folder} can't be made ({error.strerror}). Name another.") from error
+            raise SpecDecError(f"{file} can't be written ({error.strerror}). Name another place.") from error
 
 
 def _write(report: BenchReport, json_to: str | None, out: Path | None) -> None:
-    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
+    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
     if json_to == "-":
         print(text)
     elif json_to:
@@ -147,7 +155,7 @@ def _write(report: BenchReport, json_to: str | None, out: Path | None) -> None:
         return
     from ..tools.plots import has_matplotlib, write_plots
 
-    results = out / "results.json"
+    results = out / RESULTS
     results.write_text(text + "\n", encoding="utf-8")
     if has_matplotlib():
         written = [results, *write_plots(report, out)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +24,8 @@ from .base import Draft, DraftContext, Drafter, Rate
 HOST = "cpu"  # the kind of device whose results can be read without waiting
 # how sure a draft is of its token: bins of its largest probability, each with the acceptance that is really measured
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-# by target, then by draft
-_CALIBRATIONS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, Calibration]] = (
-    weakref.WeakKeyDictionary()
-)
+Calibrations: TypeAlias = "weakref.WeakKeyDictionary[Any, Calibration]"  # by draft model
+_CALIBRATIONS: weakref.WeakKeyDictionary[Any, Calibrations] = weakref.WeakKeyDictionary()  # by target
 
 
 class Calibration:
@@ -50,6 +49,16 @@ class Calibration:
         """Count one verified token."""
         self.bins[bisect.bisect(CONFIDENCES, confidence)].update(accepted)
         self.overall.update(accepted)
+
+
+def snapshot(target: Any) -> Calibrations:
+    """A copy of what was learnt with a target, for `restore`: a measurement must not learn from its own repetitions."""
+    return copy.deepcopy(_CALIBRATIONS.get(target, weakref.WeakKeyDictionary()))
+
+
+def restore(target: Any, saved: Calibrations) -> None:
+    """Go back to what was known with a target at `snapshot`."""
+    _CALIBRATIONS[target] = copy.deepcopy(saved)
 
 
 class DraftModel(Drafter):

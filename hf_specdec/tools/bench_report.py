@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .costs import Costs
 from .suites import ALL, Suite
-from .summaries import MAX_SPREAD, Summary, refusal, summarise, summarise_plain, typical_spread
+from .summaries import MAX_SPREAD, Summary, summarise, summarise_plain, trusted
 from .trials import PLAIN, Case, Run
 
 
@@ -88,6 +88,12 @@ class BenchReport:
             if done:
                 yield summarise(batch, category, done, method)
 
+    def _refused(self, summary: Summary) -> list[str]:
+        """The categories that are part of a summary but not of its speed-up."""
+        cases = self.groups(summary.batch)[summary.category]
+        kept = _categories(trusted(cases))
+        return [name for name in _categories(cases) if name not in kept]
+
     @property
     def mismatches(self) -> int:
         """Texts of our loop that differ by more than rounding explains."""
@@ -117,6 +123,8 @@ class BenchReport:
             place = f"batch {summary.batch}, {summary.category}"
             if summary.method == PLAIN.name and summary.refused:
                 notes.append(f"{place}: {summary.refused}")
+            elif summary.method == PLAIN.name and (refused := self._refused(summary)):
+                notes.append(f"{place}: the speed-up leaves out {', '.join(refused)}, whose own is refused.")
             if summary.category == ALL or len(self.groups(summary.batch)) == 1:
                 notes += [
                     f"{summary.method} at batch {summary.batch}: wholly or partly decoded plainly ({number} of "
@@ -162,7 +170,7 @@ class BenchReport:
 
     def _case(self, case: Case) -> dict[str, Any]:
         """One case's raw figures; its ratios only where its category's are given."""
-        refused = refusal(typical_spread(self.groups(case.batch)[case.category])) is not None
+        refused = not trusted(self.groups(case.batch)[case.category])
         methods = {
             name: _raw([trial.run for trial in trials])
             | {

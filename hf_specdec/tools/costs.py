@@ -22,6 +22,7 @@ from transformers.generation import BaseStreamer
 from ..engine import forward
 from ..engine.costs import CostTable
 from ..engine.forward import RowModel
+from ..engine.graphs import CAPTURE_AFTER
 from .timing import now
 
 
@@ -162,9 +163,10 @@ def measure_costs(
             draft_behind = _Behind(draft, _known(draft, texts))
             measured["draft_prefill"] = lambda: _prefill(draft, _known(draft, prompts))
             measured["draft_step"] = lambda: draft_behind.forward(1)
-        passes = [{name: measure() for name, measure in measured.items()} for _ in range(PASSES + 1)]
-    # the first pass warms up
-    typical = {name: median(each[name] for each in passes[1:]) for name in measured}
+        # the first pass warms up; with graphs the next ones run eagerly, one captures, and one replays for the first time
+        warm_up = 1 if behind.runner.fast is None else CAPTURE_AFTER + 2
+        passes = [{name: measure() for name, measure in measured.items()} for _ in range(warm_up + PASSES)]
+    typical = {name: median(each[name] for each in passes[warm_up:]) for name in measured}
     forwards = {size: typical.pop(f"forward {size}") for size in sizes}
     return Costs(rows=len(texts), context=max(map(len, texts)), forward=forwards, **typical)
 

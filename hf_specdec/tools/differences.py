@@ -29,10 +29,11 @@ class Difference:
         token_off: The token without speculation; `None` if that side had ended.
         token_on: The token with speculation; `None` if that side had ended.
         gap: The target's highest logit there minus that of `token_on`, from one plain forward over the text without
-            speculation; 0 where that forward agrees with speculation, `None` if one side had ended.
+            speculation; 0 where that forward agrees with speculation, `None` if one side had ended or it is no finite
+            number.
         band: Largest gap that rounding explains: max(0.05, 2 units in the last place of the highest logit), 0.05
             being 0.0001 in float32.
-        apart: How far the logits of the two tokens are apart in that forward; `None` if one side had ended.
+        apart: How far the logits of the two tokens are apart in that forward; `None` as above.
     """
 
     index: int
@@ -55,8 +56,10 @@ class Difference:
         return "tie" if self.apart == 0 else "near-tie"
 
     def __str__(self) -> str:
-        if self.gap is None:
+        if self.token_off is None or self.token_on is None:
             return f"one side ended at token {self.index}"
+        if self.gap is None:
+            return f"not a near-tie at token {self.index}, the logits there aren't finite"
         kind = "near-tie" if self.near_tie else "not a near-tie"
         return f"{kind} at token {self.index}, gap {self.gap:.2g}"
 
@@ -83,12 +86,15 @@ def find_difference(model: Any, prompt_ids: torch.Tensor, off: Sequence[int], on
     band = near_tie_band(model, highest)
     if token_on is None or token_off is None:
         return Difference(index, token_off, token_on, gap=None, band=band)
-    scores = logits[[token_off, token_on]].tolist()
-    return Difference(index, token_off, token_on, highest - scores[1], band, abs(scores[0] - scores[1]))
+    score_off, score_on = logits[[token_off, token_on]].tolist()
+    gap, apart = (each if math.isfinite(each) else None for each in (highest - score_on, abs(score_off - score_on)))
+    return Difference(index, token_off, token_on, gap, band, apart)
 
 
 def near_tie_band(model: Any, highest_logit: float) -> float:
     """Return the gap that rounding in the model's dtype explains next to a logit of this size."""
-    unit = torch.finfo(model.dtype).eps * 2.0 ** math.floor(math.log2(max(abs(highest_logit), 1e-6)))
     floor = NEAR_TIE_FLOOR_HALF if model.dtype in HALF_PRECISION else NEAR_TIE_FLOOR_FLOAT32
+    if not math.isfinite(highest_logit):
+        return floor
+    unit = torch.finfo(model.dtype).eps * 2.0 ** math.floor(math.log2(max(abs(highest_logit), 1e-6)))
     return max(floor, 2 * unit)

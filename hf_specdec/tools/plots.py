@@ -34,6 +34,7 @@ STYLE: Any = {
     "axes.titlesize": 10,
     "legend.frameon": False,
     "svg.hashsalt": "hf_specdec",
+    "text.parse_math": False,  # a category or a path may hold dollar signs
     "savefig.dpi": 150,
 }
 

@@ -60,7 +60,7 @@ class SilentBar(tqdm):  # type: ignore[misc]  # tqdm ships no types
 @contextmanager
 def show_steps() -> Iterator[Steps]:
     """Draw progress bars on stderr while the block runs."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
     # The stream is bound now, so that the bars go on where a step silences `sys.stderr`.
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
@@ -75,7 +75,7 @@ def show_count() -> Iterator[Callable[[str, int, int], None]]:
         A function to call with what is done now, how many parts are done, and how many there are.
     """
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left:"), TimeRemainingColumn(),
     )  # fmt: skip
     console = Console(file=sys.stderr)

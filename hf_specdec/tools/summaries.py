@@ -91,10 +91,11 @@ class Summary:
         batch: Rows.
         category: The category, or "all".
         method: The method; "plain" has figures but no speed-up.
-        cases: Prompts or batches of prompts.
+        cases: Prompts or batches of prompts; those of `speedup` may be fewer.
         tokens_per_second: All tokens ÷ all seconds, prompts included.
         spread: Median over the cases of how much the plain runs differ.
-        speedup: Plain seconds a token ÷ the method's; `None` where refused.
+        speedup: Plain seconds a token ÷ the method's; `None` where refused. That of "all" leaves out the categories
+            whose own is refused, and so do `ideal` and `efficiency`.
         refused: Why there is no speed-up.
         ideal: Geometric mean of the speed-up if only forwards took time; a ratio of clocks too, so refused with it.
         efficiency: η, the speed-up ÷ the ideal.
@@ -103,7 +104,7 @@ class Summary:
         acceptance_length: Tokens a step, the bonus token included.
         acceptance_rate: Accepted ÷ drafted.
         acceptance_by_position: For position 1, 2, … how often a draft token stood there with all before it accepted, and
-            how often it was accepted.
+            how often it was accepted; in one trial of each case, as the others only repeat it.
         rounds_by_source: Share of the steps whose draft came from each source; "none" is no draft.
         fallback_reasons: Why calls, or parts of them, were decoded plainly, and how many cases each befell.
     """
@@ -145,7 +146,7 @@ def summarise_plain(batch: int, category: str, cases: Sequence[Case]) -> Summary
         cases=len(cases),
         tokens_per_second=_throughput(runs),
         spread=spread,
-        refused=refusal(spread),
+        refused=None if trusted(cases) else refusal(spread),
         latency=Latency.of(runs),
     )
 
@@ -161,9 +162,9 @@ def summarise(batch: int, category: str, cases: Sequence[Case], method: str) -> 
     """
     runs = [trial.run for case in cases for trial in case.trials[method]]
     spread = typical_spread(cases)
-    refused = refusal(spread)
-    ratios = [case.speedup(method) for case in cases]
-    known = [(ratio, ideal) for case, ratio in zip(cases, ratios, strict=True) if (ideal := case.ideal(method))]
+    steady = trusted(cases)
+    ratios = [case.speedup(method) for case in steady]
+    known = [(ratio, ideal) for case, ratio in zip(steady, ratios, strict=True) if (ideal := case.ideal(method))]
     differences = [each for case in cases for each in case.differences.get(method, ())]
     return Summary(
         batch=batch,
@@ -172,17 +173,21 @@ def summarise(batch: int, category: str, cases: Sequence[Case], method: str) -> 
         cases=len(cases),
         tokens_per_second=_throughput(runs),
         spread=spread,
-        speedup=None if refused else Speedup.of(ratios),
-        refused=refused,
-        ideal=geometric_mean([ideal for _, ideal in known]) if known and not refused else None,
-        efficiency=geometric_mean([ratio / ideal for ratio, ideal in known]) if known and not refused else None,
+        speedup=Speedup.of(ratios) if steady else None,
+        refused=None if steady else refusal(spread),
+        ideal=geometric_mean([ideal for _, ideal in known]) if known else None,
+        efficiency=geometric_mean([ratio / ideal for ratio, ideal in known]) if known else None,
         latency=Latency.of(runs),
         texts=Texts.of(differences) if differences else None,
-        **_acceptance([run.stats for run in runs if run.stats is not None]),
-        fallback_reasons=Counter(
-            why for case in cases for why in {(trial.run.stats or {}).get("fallback_reason") for trial in case.trials[method]} if why
-        ),
-    )  # fmt: skip
+        **_acceptance([stats for case in cases if (stats := case.trials[method][-1].run.stats) is not None]),
+        fallback_reasons=_fallbacks(cases, method),
+    )
+
+
+def _fallbacks(cases: Sequence[Case], method: str) -> dict[str, int]:
+    """In how many cases each reason occurred. No `Counter`: `asdict` takes one apart."""
+    reasons = ({(trial.run.stats or {}).get("fallback_reason") for trial in case.trials[method]} for case in cases)
+    return dict(Counter(why for each in reasons for why in each if why))
 
 
 def _acceptance(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -216,3 +221,11 @@ def _throughput(runs: Sequence[Run]) -> float:
 def typical_spread(cases: Sequence[Case]) -> float:
     """Median over the cases of how much the plain runs differ."""
     return median(case.spread for case in cases)
+
+
+def trusted(cases: Sequence[Case]) -> list[Case]:
+    """The cases of those categories whose plain runs are steady enough for a speed-up."""
+    by_category: dict[str, list[Case]] = {}
+    for case in cases:
+        by_category.setdefault(case.category, []).append(case)
+    return [case for own in by_category.values() if refusal(typical_spread(own)) is None for case in own]

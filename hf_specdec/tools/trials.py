@@ -20,7 +20,7 @@ from typing import Any
 import hf_specdec
 
 from ..config import SpecConfig
-from ..drafters import DraftModel, recycling
+from ..drafters import DraftModel, draft_model, recycling
 from ..engine import length
 from ..stats import StepEvent
 from .costs import ArrivalStreamer, Costs, Round
@@ -165,7 +165,7 @@ class Case:
 
 
 class Learnt:
-    """What was learnt about a model when this was made: draft lengths, costs, successors of tokens.
+    """What was learnt about a model when this was made: draft lengths, costs, successors of tokens, draft models' worth.
 
     `restore` before each run: the repetitions of a prompt would otherwise know it from the runs before, which no user's
     first call does.
@@ -174,11 +174,13 @@ class Learnt:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.lengths, self.successors = length.snapshot(model), recycling.snapshot(model)
+        self.calibrations = draft_model.snapshot(model)
 
     def restore(self) -> None:
         """Forget what was learnt since."""
         length.restore(self.model, self.lengths)
         recycling.restore(self.model, self.successors)
+        draft_model.restore(self.model, self.calibrations)
 
 
 def interleave(

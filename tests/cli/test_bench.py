@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hf_specdec import cli
-from hf_specdec.tools import bench, plots
+from hf_specdec import PromptLookup, cli
+from hf_specdec.cli import bench as cli_bench
+from hf_specdec.tools import bench, demo, plots, progress
 from hf_specdec.tools.loading import LoadedModel
 from hf_specdec.tools.trials import Method, Run, decode
 
@@ -193,6 +194,7 @@ def test_failing_drafter_is_exit_code_1(run: Bench, model: str, prompts: str, mo
         (["--prompts", "nothing.jsonl"], "can't be read"),
         (["--drafter", "crystal_ball"], "no drafter 'crystal_ball'"),
         (["--drafter", "hybrid"], "Name one with --draft"),
+        (["--json", "."], ". can't be written (Is a directory)"),
         (["--batch", "64"], "A batch of 64 needs"),
         (["--dtype", "int3"], "`dtype` must be one of"),
     ],
@@ -203,6 +205,58 @@ def test_errors_are_one_line(run: Bench, model: str, arguments: list[str], messa
     assert out == ""
     assert message in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--drafter", "crystal_ball"], "no drafter 'crystal_ball'"),
+        (["--drafter", "hybrid"], "Name one with --draft"),
+        (["--json", "{place}"], "{place} can't be written"),
+        (["--out", "{place}"], "results.json can't be written"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(
+    run: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(demo, "load_demo_model", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "results.json").mkdir()
+    code, _, err = run(*(each.format(place=tmp_path) for each in arguments))
+    assert code == 1
+    assert message.format(place=tmp_path) in " ".join(err.split())
+
+
+def test_trying_a_place_leaves_nothing_there(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (old, tmp_path / "new.json"):
+        cli_bench._make_places(str(file), None)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.json", "kept")]
+
+
+@pytest.mark.parametrize("to_stdout", [True, False])
+def test_call_that_fell_back(
+    run: Bench, model: str, prompts: str, monkeypatch: pytest.MonkeyPatch, to_stdout: bool
+) -> None:
+    def broken(self: PromptLookup, rows: Any, length: int) -> Any:
+        raise RuntimeError("lost the index")
+
+    monkeypatch.setattr(PromptLookup, "propose", broken)
+    arguments = ["--prompts", prompts, "--categories", "copy", "--drafter", "prompt_lookup", "--no-ideal"]
+    code, out, err = run(model, *arguments, *(["--json", "-"] if to_stdout else []), *QUICK)
+    assert code == 0, err
+    assert "lost the index" in out
+    if to_stdout:
+        (ours,) = (each for each in json.loads(out)["summaries"] if each["method"] == "prompt_lookup")
+        assert sum(ours["fallback_reasons"].values()) == 2
+
+
+def test_a_category_is_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # a bar is drawn
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress.show_count() as tell:
+        tell("batch 1, [/x]", 1, 2)
+    assert "batch 1, [/x]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import hf_specdec
 from hf_specdec import PromptLookup, SpecConfig, SpecDecError
-from hf_specdec.drafters import DRAFTERS, recycling
+from hf_specdec.drafters import DRAFTERS, draft_model, recycling
 from hf_specdec.engine import length
-from hf_specdec.tools import bench
+from hf_specdec.engine.fast import FastForward
+from hf_specdec.engine.graphs import CAPTURE_AFTER
+from hf_specdec.tools import bench, costs
 from hf_specdec.tools.bench import WARM_UP_PROMPT, BenchSettings, choose_methods, run_bench
 from hf_specdec.tools.bench_report import SCHEMA_VERSION, BenchReport, Failure
 from hf_specdec.tools.costs import MOST_WIDTHS, Costs, Round, measure_costs, used_tokens
-from hf_specdec.tools.differences import Difference
+from hf_specdec.tools.differences import Difference, find_difference
 from hf_specdec.tools.loading import LoadedModel, encode_batch, load_model
 from hf_specdec.tools.suites import BenchPrompt, Suite
 from hf_specdec.tools.summaries import MAX_SPREAD, Latency, Summary, Texts, refusal, summarise
 from hf_specdec.tools.timing import geometric_mean, percentile, quartiles, relative_spread
 from hf_specdec.tools.trials import PLAIN, Case, Learnt, Method, Run, Trial, decode, first_differences, interleave
 
+from .test_plots import made_up_report
 from .tiny_chat import save_tiny_chat_model
 
 
@@ -159,6 +165,20 @@ class TestRefusal:
         assert summary.speedup.worst == pytest.approx(2.0)
         assert summary.speedup.cases == 3
 
+    def test_all_leaves_out_refused_categories(self) -> None:
+        steady = case_of([1.0, 1.0, 1.0], {"a": [(0, 0.5), (1, 0.5)]}, category="steady")
+        noisy = case_of([1.0, 1.3, 1.6], {"a": [(0, 0.1), (1, 0.1)]}, category="noisy")
+        report = made_up_report(cases=(steady, noisy, noisy), methods=("a",))
+        found = {(each.category, each.method): each for each in report.summaries()}
+        everything = found["all", "a"]
+        assert (everything.refused, everything.cases) == (None, 3)
+        assert everything.speedup == found["steady", "a"].speedup
+        assert found["noisy", "a"].refused
+        assert "batch 1, all: the speed-up leaves out noisy, whose own is refused." in report.notes()
+        none_left = summarise(1, "all", [noisy, replace(noisy, category="other")], "a")
+        assert none_left.speedup is None
+        assert none_left.refused
+
     def test_there_is_no_knob(self) -> None:
         assert not [name for name in BenchSettings.__slots__ if "spread" in name or "refus" in name]
 
@@ -227,8 +247,38 @@ class TestCosts:
         assert costs.draft_step is not None
         assert costs.draft_step > 0
 
+    def test_graphs_are_captured_before_the_clock_counts(
+        self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A forward is slow here until it has been used often enough for a graph, and once more."""
+        uses: Counter[int] = Counter()
+
+        class Idle:
+            """Stands for the forwards of fixed shape: they are there, but decline."""
+
+            def block(self, *arguments: Any) -> None:
+                return None
+
+        def timed(self: Any, width: int) -> float:
+            uses[width] += 1
+            return 100.0 if uses[width] <= CAPTURE_AFTER + 2 else 1.0
+
+        monkeypatch.setattr(FastForward, "of", lambda *arguments: Idle())
+        monkeypatch.setattr(costs._Behind, "forward", timed)
+        found = measure_costs(loaded.model, encode_batch(loaded, ["abc"]), [[65] * 12], [1, 3])
+        assert found is not None
+        assert found.forward == {1: 1.0, 3: 1.0}
+
     def test_too_short_to_measure(self, loaded: LoadedModel) -> None:
         assert measure_costs(loaded.model, encode_batch(loaded, ["a"]), [[1, 2]], [1]) is None
+
+
+def test_a_case_counts_once_for_acceptance_by_position() -> None:
+    """Its trials repeat one another."""
+    case = made_up_report((1,)).cases[0]
+    trials = {name: runs * 3 for name, runs in case.trials.items()}
+    found = summarise(1, "chat", [replace(case, trials=trials), case], "none")
+    assert found.acceptance_by_position[:2] == ((60, 40), (40, 32))
 
 
 class TestEfficiency:
@@ -272,6 +322,16 @@ class TestTexts:
         )
         assert (found.texts, found.same, found.ties, found.near_ties, found.mismatches) == (6, 1, 1, 2, 2)
         assert found.gaps == (0.0, 0.125, 0.0, 4.0, None)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_logits_that_are_no_numbers(self, value: float) -> None:
+        """JSON has no NaN; such a difference is told, and is no near-tie."""
+        logits = torch.tensor([[[1.0, value, 2.0]]])
+        model = Mock(dtype=torch.float32, return_value=SimpleNamespace(logits=logits))
+        found = find_difference(model, torch.tensor([[1]]), [0], [1])
+        assert found is not None
+        assert (found.gap, found.apart, found.kind) == (None, None, "mismatch")
+        assert "aren't finite" in str(found)
 
     def test_first_difference_of_each_row_in_any_trial(self, loaded: LoadedModel) -> None:
         inputs = encode_batch(loaded, ["abc", "a"])
@@ -344,6 +404,21 @@ class TestLearnt:
         before.restore()
         assert recycling.snapshot(loaded.model) == before.successors
         assert decode(loaded, inputs, method, 24).tokens == first.tokens
+
+    def test_a_draft_model_starts_again(self, loaded: LoadedModel) -> None:
+        def known() -> list[float]:
+            return [calibration.overall.tried for calibration in draft_model.snapshot(loaded.model).values()]
+
+        before, was_known = Learnt(loaded.model), known()
+        config = SpecConfig(drafter="draft_model", draft_model=loaded.model)
+        decode(loaded, encode_batch(loaded, ["abc"]), Method("draft_model", config), 24)
+        after, learnt = Learnt(loaded.model), known()
+        assert learnt != was_known
+        before.restore()
+        assert known() == was_known
+        after.restore()
+        assert known() == learnt
+        before.restore()
 
     def test_every_trial_starts_with_the_same_knowledge(
         self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
@@ -549,6 +624,8 @@ class TestBench:
         assert "lost the index" in note
         assert "(1 of 1 cases)" in note
         assert report.ok
+        (reasons,) = (each["fallback_reasons"] for each in json.loads(json.dumps(report.to_dict()))["summaries"][1:])
+        assert list(reasons.values()) == [1]
 
     def test_failing_isolated_forwards_cost_only_the_ideal(
         self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch

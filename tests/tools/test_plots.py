@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -82,6 +83,13 @@ def test_written(tmp_path: Path) -> None:
             assert data.startswith(b"\x89PNG")
         else:
             assert ElementTree.fromstring(data).tag.endswith("svg")
+
+
+def test_dollar_signs_are_no_mathematics(tmp_path: Path) -> None:
+    report = made_up_report((1,))
+    cases = tuple(replace(case, category=rf"${case.category}\x$") for case in report.cases)
+    target = {**report.target, "name": r"$\wrong{$"}
+    assert write_plots(made_up_report((1,), cases=cases, target=target), tmp_path)
 
 
 def test_what_there_is_nothing_for_is_left_out(tmp_path: Path) -> None:
