@@ -43,6 +43,8 @@ from benchmarks.common import (
     timed,
 )
 from benchmarks.methods import environment
+from hf_specdec.engine.fast import tally
+from hf_specdec.engine.graphs import CAPTURE_AFTER
 from hf_specdec.engine.length import reset
 
 
@@ -65,6 +67,7 @@ TOY_TARGET = {
 }
 TOY_DRAFT = TOY_TARGET | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
 ASSISTANT_TOKENS = 5
+GRAPHS = {"ours_graphs": "1", "ours_eager": None}  # HF_SPECDEC_GRAPHS
 # compiling comes last: it may use up its time and leaves its own state behind
 ORDER = ("ours_graphs", "ours_eager", "transformers_assisted", "plain_compiled")
 
@@ -112,10 +115,9 @@ def call_of(name: str, run: Run) -> Callable[[], Tensor]:
             assistant_confidence_threshold=0,
         )
         return lambda: run.generate(assistant_model=run.draft)
-    graphs = "0" if name == "ours_eager" else "1"
 
     def ours() -> Tensor:
-        with environment(HF_SPECDEC_GRAPHS=graphs):
+        with environment(HF_SPECDEC_GRAPHS=GRAPHS[name]):
             return run.ours()
 
     return ours
@@ -162,14 +164,13 @@ def efficiency(name: str, run: Run) -> dict[str, Any]:
     """η of a row of ours: seconds of its model calls alone, as graphs where it used graphs, over its own seconds."""
     events: list[Any] = []
     kinds: set[str] = set()
-    with environment(HF_SPECDEC_GRAPHS="0" if name == "ours_eager" else "1"):
+    with environment(HF_SPECDEC_GRAPHS=GRAPHS[name]):
         reset(run.target)
         run.ours()
         seconds, sequences = timed(lambda: run.ours(events.append), run.device)
-        stats = hf_specdec.last_stats(run.target)
 
         def alone(call: Callable[[], Any], device: torch.device) -> float:
-            seconds, kind = _alone(call, device, bool(getattr(stats, "graph_replays", 0)))
+            seconds, kind = _alone(call, device)
             kinds.add(kind)
             return seconds
 
@@ -178,18 +179,13 @@ def efficiency(name: str, run: Run) -> dict[str, Any]:
     return {"eta": ideal / seconds, "eta_forwards": "+".join(sorted(kinds))}
 
 
-def _alone(call: Callable[[], Any], device: torch.device, graph: bool) -> tuple[float, str]:
-    """Seconds of a forward, captured as a graph if it can be."""
-    if graph:
-        try:
-            call()
-            captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured):
-                call()
-            return median_seconds(captured.replay, device), "graph"
-        except RuntimeError:
-            torch.cuda.synchronize(device)
-    return median_seconds(call, device), "eager"
+def _alone(call: Callable[[], Any], device: torch.device) -> tuple[float, str]:
+    """Seconds of a forward, replayed from a graph if it is one after a few calls."""
+    for _ in range(CAPTURE_AFTER + 2):
+        call()
+    before = tally()
+    seconds = median_seconds(call, device)
+    return seconds, "graph" if tally().since(before).replays else "eager"
 
 
 def models(toy: bool, acceptance: float, device: torch.device) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -142,18 +142,22 @@ class _Rounds:
 
 
 @contextmanager
-def environment(**settings: str) -> Iterator[None]:
-    """Environment variables for the time of a block."""
+def environment(**settings: str | None) -> Iterator[None]:
+    """Environment variables for the time of a block; `None` for one that isn't set."""
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    _set(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _ours(bench: Bench, drafter: str, eager: bool) -> Method:

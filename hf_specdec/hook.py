@@ -110,8 +110,8 @@ def disable(model: Any = None) -> None:
     """
     with _LOCK:
         if model is not None:
+            graphs.free(model)
             if isinstance(model, _EnabledModel):
-                graphs.free(model)
                 model.__class__ = type(model)._hf_specdec_base
             return
         graphs.free()

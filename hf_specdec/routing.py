@@ -18,7 +18,7 @@ from . import drafters
 from .config import SpecConfig
 from .decoding import Call, decode
 from .drafters import loaded, resolve
-from .engine import length
+from .engine import graphs, length
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
 from .request import draft_of
@@ -51,13 +51,15 @@ def last_stats(model: Any) -> SpecStats | None:
 def reset(model: Any = None) -> None:
     """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say.
 
-    It is kept in memory only, goes with the model, and changes speed, never the text.
+    It is kept in memory only, goes with the model, and changes speed, never the text. CUDA graphs that were kept for
+    the next call are freed.
 
     Args:
         model: The target model; `None` for all.
     """
     length.reset(model)
     drafters.reset(model)
+    graphs.free(model)
 
 
 def remember(model: Any, stats: SpecStats) -> None:
@@ -104,6 +106,7 @@ def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[st
         model_kwargs.get("attention_mask"), cache_for_loop(model_kwargs),
     )  # fmt: skip
     output, stats = decode(model, prepared, config, drafter)
+    graphs.settle()
     remember(model, stats)
     logger.info("%s", stats)
     return output

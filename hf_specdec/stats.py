@@ -59,7 +59,7 @@ class SpecStats:
         lean_forward: Whether the target ran without the module calls around its operations
             (`HF_SPECDEC_LEAN=0` forbids it), which speeds up every forward, drafts or not.
         graph_replays: Forwards of target or draft model, or whole drafts, that were replayed from a CUDA graph
-            (`HF_SPECDEC_GRAPHS=0` forbids it).
+            (`HF_SPECDEC_GRAPHS=1` asks for it).
         compiled_forwards: Forwards that ran code compiled for `SpecConfig.compile`, those inside graphs not counted.
         capture_seconds: Wall time spent on capturing graphs and compiling; later calls profit from it.
         eager_reason: Why the target's forwards were not captured or compiled although they were meant to be, or

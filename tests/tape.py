@@ -23,6 +23,7 @@ from hf_specdec.engine import graphs
 # what a CUDA capture refuses: results that the host has to know, and data that comes from the host
 REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal.", "unique", "_unique", "bincount")
 REFUSED += ("lift_fresh",)
+INDEXING = ("index.", "index_put", "_index_put_impl_")
 Operator = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
@@ -49,7 +50,9 @@ class Recorder(TorchDispatchMode):
         name = str(function).removeprefix("aten.")
         if name.startswith(REFUSED):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
-        if name.startswith("index.") and any(each is not None and each.dtype == torch.bool for each in args[1]):
+        if name.startswith("repeat_interleave.Tensor") and not (kwargs or {}).get("output_size"):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        if name.startswith(INDEXING) and any(each is not None and each.dtype == torch.bool for each in args[1]):
             raise RuntimeError("operation not permitted when stream is capturing: an index of booleans")
         kwargs = kwargs or {}
         found = function(*args, **kwargs)
@@ -70,7 +73,6 @@ class TapeGraph:
         self.operators = operators
         self.replays = 0
 
-    @torch.inference_mode()  # a replay asks for no mode: it may write to whatever was captured
     def replay(self) -> None:
         self.replays += 1
         for function, args, kwargs, results in self.operators:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import gc
 import logging
 import shutil
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,7 +21,7 @@ from torch import Tensor
 
 import hf_specdec
 from hf_specdec import DraftModel, SpecConfig
-from hf_specdec.engine import fast, graphs
+from hf_specdec.engine import capture, costs, fast, graphs
 from hf_specdec.engine.cache import RowCache
 from hf_specdec.engine.forward import RowModel
 from hf_specdec.engine.graphs import WIDTHS, Lease, Pool, bucket, tall, wide
@@ -70,6 +73,7 @@ def run(
 
 def leases(model: Any) -> list[Lease]:
     """Leases that wait for the model's next generation."""
+    graphs.settle()
     return graphs._pools[model].free
 
 
@@ -147,6 +151,8 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "bool": lambda t: bool(t[0]),
     "nonzero": lambda t: t.nonzero(),
     "mask": lambda t: t[t > 0],
+    "write to a mask": lambda t: t.clone().index_put_((t > 0,), t),
+    "repeats": lambda t: t.repeat_interleave(t.long()),
     "unique": lambda t: t.unique(),
 }
 COPIES: dict[str, Callable[[Tensor], Any]] = {
@@ -169,6 +175,8 @@ def test_what_a_capture_refuses_is_seen_before(read: str) -> None:
         READS[read](ones)
     with graphs.Watch(torch.device("cpu")):
         assert (ones.cumsum(0)[[0, 1]] * 2).shape == (2,)
+        assert (ones > 0).index_put_((torch.tensor([0]),), ones[0] > 2).tolist() == [False, True, True]
+        assert ones.repeat_interleave(ones.long(), output_size=3).shape == (3,)
 
 
 def test_copies_from_the_host_are_seen_before() -> None:
@@ -420,12 +428,10 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with taped() as made:
         check("llama", 1, "oracle 0.7")
         (lease,) = leases(target)
-        assert len(lease.graphs) <= 2
-        kept = set(map(id, lease.graphs.values()))
-        thrown = [weakref.ref(graph) for graph in made[0].graphs if id(graph) not in kept]
-        made[0].graphs.clear()
-        gc.collect()
-        assert all(graph() is None for graph in thrown)
+        assert len(lease.uses) > 2
+        # none is thrown away: that would free a workspace which the others use
+        assert list(lease.graphs.values()) == made[0].graphs
+        assert len(made[0].graphs) == 2
 
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,14 +457,43 @@ def test_graphs_die_with_their_model() -> None:
         assert (model(), pool(), lease()) == (None, None, None)
 
 
-def test_disable_frees_graphs() -> None:
+@pytest.mark.parametrize("one", [False, True], ids=["all", "one"])
+@pytest.mark.parametrize("free", [hf_specdec.disable, hf_specdec.reset])
+def test_disable_and_reset_free_graphs(free: Callable[..., None], one: bool) -> None:
+    target, other = noisy_pair("llama")[0], noisy_pair("gpt2")[0]
     with taped():
         check("llama", 1, "none")
-        pool = graphs._pools[noisy_pair("llama")[0]]
-        hf_specdec.disable()
-        assert not graphs._pools
+        check("gpt2", 1, "none")
+        pool = graphs._pools[target]
+        free(*([target] if one else []))
+        assert list(graphs._pools) == ([other] if one else [])
         assert pool.closed
         assert not pool.free
+
+
+def test_a_lease_may_come_back_while_its_pool_is_locked() -> None:
+    """The garbage collector runs finalizers wherever it likes, in the middle of `lend` as well."""
+    target = noisy_pair("llama")[0]
+    with taped():
+        runner = RowModel(target, 1, 8)
+        assert runner.fast is not None
+        with torch.no_grad():
+            runner.prefill([[5, 6]])
+            runner.forward(torch.tensor([[7]]), [1])
+        lease, runner.fast.lease, pool, held = runner.fast.lease, None, runner.fast.pool, [runner]
+        assert lease is not None
+        assert pool is not None
+        del runner
+
+        def drop() -> None:
+            with pool._lock:
+                held.clear()
+
+        thread = threading.Thread(target=drop, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "deadlock"
+        assert leases(target) == [lease]
 
 
 @pytest.mark.parametrize("change", ["weights", "in place", "setting"])
@@ -512,12 +547,124 @@ class Full(Tape):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("backend", [Broken, Full])
+class Crowded(Tape):
+    """A device that has memory for another capture only when no lease is idle."""
+
+    def capture(self, body: Callable[[], None]) -> Any:
+        if any(pool.free for pool in graphs._pools.values()):
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:  # the end of the capture raises as well
+                raise RuntimeError("previous error during capture")
+        return super().capture(body)
+
+
+def test_memory_of_idle_leases_is_freed_for_a_capture() -> None:
+    target = noisy_pair("llama")[0]
+    with taped(backend=Crowded):
+        check("llama", 3, "none")
+        assert [lease.rows for lease in leases(target)] == [4]
+        stats = check("llama", 1, "none")
+        assert stats.eager_reason is None
+        assert stats.graph_replays == stats.num_target_forwards - 1
+        assert [lease.rows for lease in leases(target)] == [1]
+
+
 @pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed"])
-def test_a_failed_capture_costs_speed_only(
-    drafter: str, backend: type[Tape], caplog: pytest.LogCaptureFixture
-) -> None:
-    with taped(backend=backend), caplog.at_level(logging.WARNING):
+def test_graphs_are_tried_again_once_there_is_memory(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
+    fast._told.clear()
+    with taped(backend=Full), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            stats = check("llama", 3, drafter)
+            assert "can't be captured: OutOfMemoryError" in str(stats.eager_reason)
+            assert stats.graph_replays == 0
+        with pytest.MonkeyPatch.context() as patch:  # undone before `taped` undoes its own
+            patch.setattr(graphs, "backend_for", lambda device: Tape)
+            stats = check("llama", 3, drafter)
+        assert stats.eager_reason is None
+        assert stats.graph_replays > 0
+    assert len([each for each in caplog.records if "runs eagerly" in each.message]) == 1
+
+
+def test_nothing_is_captured_or_replayed_under_autocast() -> None:
+    target, prompts = noisy_pair("llama")[0], ragged_prompts(1)
+    with taped() as made:
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                stats = run(target, prompts, plain_texts(target, prompts), "none")
+            assert "autocast" in str(stats.eager_reason)
+            assert stats.graph_replays == 0
+            assert not any(tape.replays for made_by in made for tape in made_by.graphs[1:])
+            stats = check("llama", 1, "none")
+            assert stats.eager_reason is None
+            assert stats.graph_replays > 0
+        assert [len(tape.graphs) for tape in made] == [1]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="has one setting only")
+def test_the_newer_setting_of_precision() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    with taped():
+        check("llama", 1, "none")
+        pool = graphs._pools[noisy_pair("llama")[0]]
+        matmul.fp32_precision = "tf32"
+        try:
+            assert check("llama", 1, "none").eager_reason is None
+            assert graphs._pools[noisy_pair("llama")[0]] is not pool
+        finally:
+            matmul.fp32_precision = before
+
+
+def test_an_error_before_any_capture_costs_speed_only() -> None:
+    def broken() -> str:
+        raise RuntimeError("no such setting")
+
+    with taped():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "_float32_precision", broken)
+            stats = check("llama", 1, "none")
+        assert "no such setting" in str(stats.eager_reason)
+        assert stats.graph_replays == 0
+
+
+def test_no_finalizer_runs_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    collecting = []
+
+    class Asking(Tape):
+        def capture(self, body: Callable[[], None]) -> Any:
+            collecting.append(gc.isenabled())
+            return super().capture(body)
+
+    with taped(backend=Asking):
+        check("llama", 1, "none")
+    assert collecting == [False]
+    assert gc.isenabled()
+
+
+def test_measured_costs_are_those_of_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays: list[int] = []
+    update = costs.CostTable.update
+
+    def noting(self: costs.CostTable, tokens: int, seconds: float) -> None:
+        replays.append(fast.tally().replays)
+        update(self, tokens, seconds)
+
+    monkeypatch.setattr(costs.CostTable, "update", noting)
+    with taped(after=2), torch.no_grad():
+        target = RowModel(noisy_pair("llama")[0], 1, 64)
+        target.prefill([[5, 6, 7, 8]])
+        before = fast.tally().replays
+        costs.measure(target, costs.CostTable(), most=17, steps=10_000)
+    # each timed forward is the replay after that of the timed one before; one more is untimed for every new width
+    assert replays[0] == before + 2
+    assert len(replays) > len(costs.WIDTHS)
+    assert len(replays) + len(costs.WIDTHS) == replays[-1] - before
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "draft_model fixed"])
+def test_a_failed_capture_costs_speed_only(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
+    with taped(backend=Broken), caplog.at_level(logging.WARNING):
         for _ in range(2):
             stats = check("llama", 3, drafter)
             assert "can't be captured" in str(stats.eager_reason)
@@ -544,12 +691,96 @@ def test_a_forward_that_looks_at_its_data_is_not_even_tried(monkeypatch: pytest.
 
 def test_where_graphs_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_SPECDEC_GRAPHS", raising=False)
-    assert graphs.backend_for(torch.device("cpu")) is None
     monkeypatch.setattr(torch.version, "hip", None)
-    assert graphs.backend_for(torch.device("cuda", 1)) is graphs.CudaGraphs
-    monkeypatch.setenv("HF_SPECDEC_GRAPHS", "0")
     assert graphs.backend_for(torch.device("cuda", 1)) is None
+    monkeypatch.setenv("HF_SPECDEC_GRAPHS", "1")
+    assert graphs.backend_for(torch.device("cpu")) is None
+    assert graphs.backend_for(torch.device("cuda", 1)) is graphs.CudaGraphs
+    for value in ("0", "", "true"):
+        monkeypatch.setenv("HF_SPECDEC_GRAPHS", value)
+        assert graphs.backend_for(torch.device("cuda", 1)) is None
     assert RowModel(noisy_pair("llama")[0], 1, 8).fast is None
+
+
+class FakeCuda:
+    """What `CudaGraphs` asks of torch, without a device; `calls` has what happened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        self.current, self.broken = "stream of the call", False
+        fake, suppressed = self, contextlib.nullcontext
+
+        class Stream:
+            def __init__(self, device: torch.device) -> None:
+                self.wait_stream = lambda other: None
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                fake.calls.append(("record", stream))
+
+            def wait(self, stream: Any) -> None:
+                fake.calls.append(("wait", stream))
+
+        class Graph:
+            def replay(self) -> None:
+                fake.calls.append("replay")
+
+        @contextlib.contextmanager
+        def graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "") -> Iterator[None]:
+            assert capture_error_mode == "thread_local"
+            yield
+            fake.calls.append("healed" if pool is None else "captured")
+            if fake.broken and pool is not None:
+                raise RuntimeError("previous error during capture")
+
+        handles = iter(range(100))
+        current = lambda device=None: types.SimpleNamespace(name=fake.current, wait_stream=lambda other: None)  # noqa: E731
+        for name, value in {
+            "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "graph": graph, "current_stream": current,
+            "graph_pool_handle": lambda: next(handles), "device": suppressed, "stream": suppressed,
+            "current_device": lambda: 7,
+        }.items():  # fmt: skip
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch, "zeros", lambda *args, **kwargs: None)
+        ended = lambda *args: fake.calls.append(("ended", *args))  # noqa: E731
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
+        patch.setattr(capture, "_streams", collections.defaultdict(collections.deque))
+
+
+def test_streams_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    device = torch.device("cuda", 0)
+    first, second = capture.CudaGraphs(device), capture.CudaGraphs(device)
+    graph, stream, other = first.capture(lambda: None), first.stream, second.stream
+    assert stream is not other
+    del first
+    assert capture.CudaGraphs(device).stream not in (stream, other), "the graph still needs it"
+    del graph
+    assert capture.CudaGraphs(device).stream is stream
+    assert capture.CudaGraphs(torch.device("cuda", 1)).stream is not stream
+
+
+def test_the_end_of_a_generation_is_marked_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    backend = capture.CudaGraphs(torch.device("cuda", 0))
+    graph = backend.capture(lambda: None)
+    cuda.current = "stream of the replay"
+    graph.replay()
+    cuda.current = "stream of whoever collects garbage"
+    backend.mark()
+    assert [call[1].name for call in cuda.calls if call[0] == "record"] == ["stream of the replay"]
+
+
+def test_the_allocator_is_told_of_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    backend = capture.CudaGraphs(torch.device("cuda", 7))
+    pool, cuda.broken = backend.pool, True
+    with pytest.raises(RuntimeError, match="during capture"):
+        backend.capture(lambda: None)
+    assert cuda.calls == ["captured", ("ended", 7, pool), "healed"]
+    cuda.broken = False
+    backend.capture(lambda: None)
+    assert backend.pool != pool
 
 
 def test_rounding_up() -> None:
@@ -570,8 +801,7 @@ def test_a_pool_lends_what_fits() -> None:
     pool, like, device = Pool((), None), runner.cache, torch.device("cpu")
     small, large = (pool.lend(like, 1, slots, device, Tape) for slots in (200, 3000))
     assert (small.capacity, large.capacity) == (256, 3072)
-    pool.give_back(small)
-    pool.give_back(large)
+    pool.returned.extend([small, large])
     assert pool.lend(like, 2, 200, device, Tape) not in (small, large), "other rows"
     assert pool.lend(like, 1, 100, device, Tape) is small
     assert pool.lend(like, 1, 100, device, Tape) is not large, "far too large"
@@ -626,9 +856,34 @@ def test_compiled_code_dies_with_its_model() -> None:
 def test_graphs_of_compiled_code() -> None:
     target = noisy_pair("gpt2")[0]
     texts = reference("gpt2", 1)
+    with taped() as made:
+        for compile in (True, False):  # each has graphs of its own
+            stats = run(target, ragged_prompts(1), texts, SpecConfig(drafter="none", compile=compile))
+            assert stats.graph_replays == stats.num_target_forwards - 1
+        assert [len(tape.graphs) for tape in made] == [2]
+
+
+def test_what_does_not_compile_is_captured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no working C++ compiler found")
+
+    monkeypatch.setattr(fast, "COMPILER", no_compiler)
+    fast._compiled.clear()
+    target, watched = noisy_pair("llama")[0], []
+    init = graphs.Watch.__init__
+
+    def noting(self: graphs.Watch, device: torch.device) -> None:
+        watched.append(device)
+        init(self, device)
+
+    monkeypatch.setattr(graphs.Watch, "__init__", noting)
     with taped():
-        stats = run(target, ragged_prompts(1), texts, SpecConfig(drafter="none", compile=True))
-    assert stats.graph_replays == stats.num_target_forwards - 1
+        stats = run(target, ragged_prompts(1), reference("llama", 1), SpecConfig(drafter="none", compile=True))
+        assert "can't be compiled" in str(stats.eager_reason)
+        assert "captured" not in str(stats.eager_reason)
+        assert stats.graph_replays == stats.num_target_forwards - 2
+        assert len(watched) == 1
+    fast._compiled.clear()
 
 
 def test_a_failed_compilation_costs_speed_only(
@@ -671,7 +926,8 @@ def test_text_from_compiled_code() -> None:
 @pytest.mark.parametrize("compile", [False, True], ids=["graphs", "graphs of compiled code"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_text_on_a_gpu(drafter: str, rows: int, compile: bool) -> None:
+def test_text_on_a_gpu(drafter: str, rows: int, compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SPECDEC_GRAPHS", "1")
     if compile and drafter not in ("none", "oracle 0.7"):
         pytest.skip("two drafters are enough for compiled code")
     target, draft = (copy.deepcopy(model).cuda() for model in noisy_pair("llama"))
@@ -688,7 +944,8 @@ def test_text_on_a_gpu(drafter: str, rows: int, compile: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_failed_capture_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy to the host breaks the capture; the device and its stream stay usable."""
+    """A copy to the host would break the capture; the device and its stream stay usable."""
+    monkeypatch.setenv("HF_SPECDEC_GRAPHS", "1")
     target = copy.deepcopy(noisy_pair("llama")[0]).cuda()
     prompts = {name: value.cuda() for name, value in ragged_prompts(1).items()}
     texts = plain_texts(target, prompts)
@@ -703,6 +960,32 @@ def test_a_failed_capture_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = run(target, prompts, texts, "none")
     assert "can't be captured" in str(stats.eager_reason)
     assert torch.cuda.current_stream() == stream
+    monkeypatch.setattr(RowModel, "at", at)
+    graphs.free()
+    assert run(target, prompts, texts, "none").graph_replays > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_capture_that_breaks_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator and the generators of torch stay usable, and other graphs can be captured."""
+    monkeypatch.setenv("HF_SPECDEC_GRAPHS", "1")
+    target = copy.deepcopy(noisy_pair("llama")[0]).cuda()
+    prompts = {name: value.cuda() for name, value in ragged_prompts(1).items()}
+    texts = plain_texts(target, prompts)
+    at = RowModel.at
+
+    def breaking(self: RowModel, tokens: Tensor, *args: Any) -> Tensor:
+        logits = at(self, tokens, *args)
+        if torch.cuda.is_current_stream_capturing():  # neither the look before nor the warm-up sees it
+            tokens.sum().item()
+        return logits
+
+    monkeypatch.setattr(RowModel, "at", breaking)
+    stats = run(target, prompts, texts, "none")
+    assert "can't be captured" in str(stats.eager_reason)
+    torch.cuda.empty_cache()
+    assert 0 <= float(torch.rand(1, device="cuda")) < 1
     monkeypatch.setattr(RowModel, "at", at)
     graphs.free()
     assert run(target, prompts, texts, "none").graph_replays > 0

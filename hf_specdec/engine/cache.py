@@ -8,6 +8,7 @@ padding inside a row, and sliding-window layers keep the full buffer and use a w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,29 +18,51 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from . import compat
 
 
+@dataclass
+class Offsets:
+    """Where a cache's forwards write. The cache shares it with its layers: were these to refer to the cache, keys and
+    values would wait for the garbage collector.
+
+    Attributes:
+        lengths: Committed slots of each row, on the host.
+        reserve: Slots to allocate at first; the buffers double when they are full.
+        stop: One past the last slot that the current forward writes.
+        uniform: The offset that all rows have in the current forward, or `None`: then `slots` has each token's.
+        rows: The row of every token, int64 `[rows, n]`.
+        slots: The slot of every token, int64 `[rows, n]`.
+    """
+
+    lengths: list[int]
+    reserve: int
+    stop: int = 0
+    uniform: int | None = 0
+    rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    slots: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
 class RowLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values of one layer: buffers `[rows, heads, capacity, head_dim]`, written at the cache's offsets."""
 
     is_initialized: bool
 
-    def __init__(self, owner: RowCache) -> None:
+    def __init__(self, offsets: Offsets) -> None:
         super().__init__()
-        self.owner = owner
+        self.offsets = offsets
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write a block `[rows, heads, n, head_dim]` and return every slot that the block may attend to."""
-        owner = self.owner
-        stop = owner.stop
+        offsets = self.offsets
+        stop = offsets.stop
         if not self.is_initialized or stop > self.keys.shape[2]:
             self._reserve(key_states, value_states, stop)
-        if owner.uniform is not None:
+        if offsets.uniform is not None:
             width = key_states.shape[2]
-            self.keys.narrow(2, owner.uniform, width).copy_(key_states)
-            self.values.narrow(2, owner.uniform, width).copy_(value_states)
+            self.keys.narrow(2, offsets.uniform, width).copy_(key_states)
+            self.values.narrow(2, offsets.uniform, width).copy_(value_states)
         else:
-            rows, slots = owner.rows, owner.slots
+            rows, slots = offsets.rows, offsets.slots
             if self.keys.device != slots.device:
                 rows, slots = rows.to(self.keys.device), slots.to(self.keys.device)
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
@@ -49,7 +72,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
     def _reserve(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for `slots` slots, doubling what is there."""
         if not self.is_initialized:
-            capacity = max(slots, self.owner.reserve)
+            capacity = max(slots, self.offsets.reserve)
             self.keys, self.values = _zeros(keys, capacity), _zeros(values, capacity)
             self.device, self.is_initialized = keys.device, True
         else:
@@ -58,29 +81,42 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Slots in use by the longest row."""
-        return max(self.owner.lengths, default=0)
+        return max(self.offsets.lengths, default=0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Slots that the coming forward can see, and the first of them."""
-        return self.owner.stop, 0
+        return self.offsets.stop, 0
 
 
 class RowCache(Cache):  # type: ignore[misc]
     """The cache of a batch whose rows have different lengths.
 
     Attributes:
-        lengths: Committed slots of each row, on the host.
-        stop: One past the last slot that the current forward writes.
-        reserve: Slots to allocate at first; the buffers double when they are full.
+        offsets: What its layers know of it.
     """
 
     def __init__(self, num_layers: int, rows: int, reserve: int = 256) -> None:
-        super().__init__(layers=[RowLayer(self) for _ in range(num_layers)])
-        self.lengths = [0] * rows
-        self.reserve = reserve
-        self.stop = 0
-        self.uniform: int | None = 0
-        self.rows = self.slots = torch.empty(0)
+        self.offsets = Offsets([0] * rows, reserve)
+        super().__init__(layers=[RowLayer(self.offsets) for _ in range(num_layers)])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed slots of each row, on the host."""
+        return self.offsets.lengths
+
+    @lengths.setter
+    def lengths(self, lengths: list[int]) -> None:
+        self.offsets.lengths = lengths
+
+    @property
+    def stop(self) -> int:
+        """One past the last slot that the current forward writes."""
+        return self.offsets.stop
+
+    @property
+    def uniform(self) -> int | None:
+        """The offset that all rows have in the current forward, if they have the same."""
+        return self.offsets.uniform
 
     def begin(self, ladder: Tensor, width: int) -> Tensor:
         """Prepare a forward of `width` tokens a row.
@@ -94,8 +130,8 @@ class RowCache(Cache):  # type: ignore[misc]
             equally long.
         """
         longest = max(self.lengths)
-        self.stop = longest + width
-        self.uniform = longest if min(self.lengths) == longest else None
+        self.offsets.stop = longest + width
+        self.offsets.uniform = longest if min(self.lengths) == longest else None
         if self.uniform is not None:
             return ladder[None, longest : self.stop]
         return self.begin_at(ladder[: self.stop], upload(self.lengths, ladder.device), width)
@@ -111,10 +147,11 @@ class RowCache(Cache):  # type: ignore[misc]
         Returns:
             The slot of every token, int64 `[rows, width]`.
         """
-        self.stop, self.uniform = ladder.shape[0], None
-        self.slots = lengths[:, None] + ladder[:width]
-        self.rows = torch.arange(lengths.shape[0], device=ladder.device)[:, None].expand_as(self.slots)
-        return self.slots
+        slots = lengths[:, None] + ladder[:width]
+        rows = torch.arange(lengths.shape[0], device=ladder.device)[:, None].expand_as(slots)
+        offsets = self.offsets
+        offsets.stop, offsets.uniform, offsets.rows, offsets.slots = ladder.shape[0], None, rows, slots
+        return slots
 
     def compact(self, paths: Sequence[Sequence[int]]) -> None:
         """Move the accepted tokens of a tree to where a chain would have them; `commit` follows.
@@ -181,7 +218,7 @@ class RowCache(Cache):  # type: ignore[misc]
 
     def view(self) -> RowCache:
         """A cache over the same buffers that knows nothing of their lengths, for forwards prepared with `begin_at`."""
-        other = RowCache(len(self.layers), len(self.lengths), self.reserve)
+        other = RowCache(len(self.layers), len(self.lengths), self.offsets.reserve)
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             theirs.keys, theirs.values = ours.keys, ours.values
             theirs.device, theirs.is_initialized = ours.keys.device, True
@@ -215,7 +252,7 @@ class RowCache(Cache):  # type: ignore[misc]
             for name in ("keys", "values"):
                 source = getattr(theirs, name)
                 packed = source.gather(2, index.expand(-1, source.shape[1], -1, source.shape[3]))
-                setattr(ours, name, _grown(packed, max(self.reserve, packed.shape[2])))
+                setattr(ours, name, _grown(packed, max(self.offsets.reserve, packed.shape[2])))
             ours.device, ours.is_initialized = ours.keys.device, True
         self.lengths = lengths
 

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 COMPILER = "inductor"
 _local = threading.local()
+_told: set[str] = set()
 
 
 class Tally(NamedTuple):
@@ -89,11 +91,14 @@ class FastForward:
     Attributes:
         pool: The model's captured forwards, or `None` where nothing is captured.
         compiled: The model's compiled forward, or `None`.
+        obstacle: Why nothing is captured in this generation, though it may be in another.
         lease: The buffers that this generation has.
     """
 
-    def __init__(self, pool: Pool | None, backend: Any, compiled: Compiled | None) -> None:
-        self.pool, self.backend, self.compiled = pool, backend, compiled
+    def __init__(
+        self, pool: Pool | None, backend: Any, compiled: Compiled | None, obstacle: str | None = None
+    ) -> None:
+        self.pool, self.backend, self.compiled, self.obstacle = pool, backend, compiled, obstacle
         self.lease: Lease | None = None
         self._return: weakref.finalize[Any, Any] | None = None
         self._view: RowCache | None = None
@@ -109,18 +114,37 @@ class FastForward:
         backend = graphs.backend_for(model.device)
         if backend is None and function is None:
             return None
-        pool = None if backend is None else graphs.pool_of(model)
+        pool, obstacle = None, None
+        if backend is not None and torch.is_autocast_enabled(model.device.type):
+            obstacle = "it isn't captured under autocast, whose copies of the weights are freed when it ends"
+        elif backend is not None:
+            try:
+                pool = graphs.pool_of(model)
+            except Exception as error:
+                obstacle = _why("captured", error)
+        if obstacle is not None:
+            _tell(obstacle)
         if function is None:
-            return cls(pool, backend, None)
+            return cls(pool, backend, None, obstacle)
         if model not in _compiled:
             _compiled[model] = Compiled(torch.compile(_copied(function), backend=COMPILER))
-        return cls(pool, backend, _compiled[model])
+        return cls(pool, backend, _compiled[model], obstacle)
 
     @property
     def reason(self) -> str | None:
         """Why forwards run eagerly that were asked to be fast."""
-        reasons = [each.reason for each in (self.pool, self.compiled) if each is not None and each.reason is not None]
-        return "; ".join(reasons) or None
+        reasons = [self.obstacle, *(each.reason for each in (self.pool, self.compiled) if each is not None)]
+        return "; ".join(each for each in reasons if each is not None) or None
+
+    @property
+    def captures(self) -> bool:
+        """Whether forwards are captured once that pays."""
+        return self.pool is not None and self.pool.reason is None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether forwards run compiled code, captured or not."""
+        return self.compiled is not None and self.compiled.reason is None
 
     def block(self, runner: RowModel, tokens: Tensor, tree: Tree | None) -> Tensor | None:
         """Logits of a block `[rows, n, vocabulary]`, or `None`: run it eagerly.
@@ -133,10 +157,10 @@ class FastForward:
         if not runner.cache.capacity or tokens.shape[1] > WIDTHS[-1]:
             return None  # the prompt
         branches = None if tree is None else Branches(tree.depth, tree.ancestors)
-        if self.pool is not None and self.pool.reason is None:
+        if self.captures:
             return self._replayed_block(runner, tokens, branches)
-        if self.compiled is not None and self.compiled.reason is None:
-            return self._compiled_block(runner, self.compiled, tokens, branches)
+        if self.compiles:
+            return self._compiled_block(runner, tokens, branches)
         return None
 
     def chain(
@@ -153,12 +177,12 @@ class FastForward:
         Returns:
             Tokens and their logits, both `[rows, length]`. The cache holds them, all but the last, not yet committed.
         """
-        if self.pool is None or self.pool.reason is not None or length > WIDTHS[-1] or not runner.cache.capacity:
+        if not self.captures or length > WIDTHS[-1] or not runner.cache.capacity:
             return None
         steps, cache = wide(length), runner.cache
         lease = self._leased(runner, max(cache.lengths) + steps + 1)
         stop = bucket(max(cache.lengths) + steps + 1)
-        shape = ("chain", steps, stop, vocabulary)
+        shape = ("chain", steps, stop, vocabulary, self.compiles)
         if lease is None or not lease.pays(shape):
             return None
         fed = [len(tokens) for tokens in pending]
@@ -191,7 +215,7 @@ class FastForward:
         rows, width = tokens.shape
         padded, longest = wide(width), max(runner.cache.lengths)
         lease, stop = self._leased(runner, longest + padded), bucket(longest + padded)
-        shape = ("block", padded, stop, branches is not None)
+        shape = ("block", padded, stop, branches is not None, self.compiles)
         if lease is None or not lease.pays(shape):
             return None
         lease.fill(runner.cache.lengths, tokens, branches)
@@ -216,11 +240,14 @@ class FastForward:
             if shape not in lease.graphs:
                 began = time.perf_counter()
                 with standing_still():
-                    lease.capture(shape, body, watched=self.compiled is None)
+                    _relieved(lambda: lease.capture(shape, body, watched=not self.compiles))
                 _count(seconds=time.perf_counter() - began)
             lease.replay(shape)
         except Exception as error:
-            self._give_up(self.pool, "captured", error)
+            if self.compiles and not _out_of_memory(error):  # the next time it is captured as it is
+                self._give_up(self.compiled, "compiled", error)
+            else:
+                self._give_up(self.pool, "captured", error)
             return False
         _count(replays=1)
         return True
@@ -239,7 +266,7 @@ class FastForward:
         assert pool is not None
         room = cache.capacity if slots <= cache.capacity else max(slots, 2 * cache.capacity)
         try:
-            lease = pool.lend(cache, tall(rows), room, runner.device, self.backend)
+            lease = _relieved(lambda: pool.lend(cache, tall(rows), room, runner.device, self.backend))
         except Exception as error:  # no memory for it
             self._give_up(pool, "captured", error)
             return None
@@ -248,13 +275,14 @@ class FastForward:
         cache.move_to(lease.cache)
         if self._return is not None:
             self._return()
-        self.lease, self._return = lease, weakref.finalize(self, pool.give_back, lease)
+            pool.take_back()
+        self.lease, self._return = lease, weakref.finalize(self, pool.returned.append, lease)
         self._return.atexit = False
         return lease
 
     def _function(self, runner: RowModel) -> Callable[..., Tensor]:
         """`runner.at`, compiled if that was asked for."""
-        if self.compiled is None or self.compiled.reason is not None:
+        if self.compiled is None or not self.compiles:
             return runner.at
         compiled = self.compiled.function
 
@@ -272,10 +300,9 @@ class FastForward:
 
         return forward
 
-    def _compiled_block(
-        self, runner: RowModel, compiled: Compiled, tokens: Tensor, branches: Branches | None
-    ) -> Tensor | None:
-        cache, (rows, width) = runner.cache, tokens.shape
+    def _compiled_block(self, runner: RowModel, tokens: Tensor, branches: Branches | None) -> Tensor | None:
+        cache, compiled, (rows, width) = runner.cache, self.compiled, tokens.shape
+        assert compiled is not None
         stop = max(cache.lengths) + width
         cache.make_room(stop)
         if self._view is None or not cache.lies_in(self._view) or len(self._view.lengths) != rows:
@@ -302,12 +329,43 @@ class FastForward:
         return logits
 
     def _give_up(self, what: Pool | Compiled | None, how: str, error: Exception) -> None:
-        """Run the model eagerly from now on; say why, once."""
+        """Run the model eagerly from now on, or to the end of the generation if memory ran out; say why, once."""
         assert what is not None
-        cause = getattr(error, "inner_exception", None) or error.__context__ or error  # what went wrong first
-        text = str(cause).strip().partition("\n")[0]
-        what.reason = f"it can't be {how}: {type(cause).__name__}: {text}"
-        logger.warning("the model's forward runs eagerly: %s", what.reason)
+        if what is self.pool and _out_of_memory(error):
+            self.pool, self.obstacle = None, _why(how, error)
+            _tell(self.obstacle)
+        else:
+            what.reason = _why(how, error)
+            logger.warning("the model's forward runs eagerly: %s", what.reason)
+
+
+def _relieved(make: Callable[[], T]) -> T:
+    """Make something, once more with the memory of all idle leases if there wasn't enough."""
+    try:
+        return make()
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+    graphs.relieve()
+    return make()
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether that is what went wrong; the end of a broken capture raises an error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError)
+
+
+def _why(how: str, error: Exception) -> str:
+    cause = getattr(error, "inner_exception", None) or error.__context__ or error  # what went wrong first
+    text = str(cause).strip().partition("\n")[0]
+    return f"it can't be {how}: {type(cause).__name__}: {text}"
+
+
+def _tell(reason: str) -> None:
+    """Say why a generation runs eagerly, once a process."""
+    if reason not in _told:
+        _told.add(reason)
+        logger.warning("the model's forward runs eagerly: %s", reason)
 
 
 def _copied(function: Any) -> Callable[..., Tensor]:

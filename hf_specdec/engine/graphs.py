@@ -7,22 +7,22 @@ results. A generation has its lease alone; the next one takes it over, graphs in
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import logging
 import os
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from . import compat
 from .cache import RowCache, upload
+from .capture import Backend, CudaGraphs, Graph, Watch
 from .masks import Branches
 
 
@@ -30,17 +30,6 @@ logger = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # tokens a row of a captured forward
 SMALL = 17  # widths up to here share one buffer of logits
-# operators whose result, or the shape of it, has to be known on the host
-WAITING = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "is_nonzero",
-    "equal.",
-    "unique",
-    "_unique",
-    "bincount",
-)
 CAPTURE_AFTER = 2  # uses of a shape that run eagerly: a capture costs as much as some forwards
 MOST_GRAPHS = 48  # for one lease
 MOST_KEPT = 4  # leases of a model that wait for the next generation
@@ -50,105 +39,9 @@ _capturing = threading.Lock()  # CUDA captures one graph at a time
 _pools: WeakKeyDictionary[nn.Module, Pool] = WeakKeyDictionary()
 
 
-class Graph(Protocol):
-    """Something captured."""
-
-    def replay(self) -> None:
-        """Run it again on what its buffers hold now."""
-
-
-class Backend(Protocol):
-    """How one lease captures."""
-
-    def capture(self, body: Callable[[], None]) -> Graph:
-        """Run a function of device tensors once to warm up, then capture it."""
-
-    def mark(self) -> None:
-        """Remember what is queued on the device, as the lease is given back."""
-
-    def wait(self) -> None:
-        """Let what is queued from now on run behind it."""
-
-    def memory(self) -> float:
-        """Bytes that the device has."""
-
-
-class CudaGraphs:
-    """CUDA graphs that share a memory pool: none of them outlives its lease, and they never run at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        cuda: Any = torch.cuda  # untyped in part
-        self.device = device
-        self.stream, self.event, self.pool = cuda.Stream(device), cuda.Event(), cuda.graph_pool_handle()
-
-    def capture(self, body: Callable[[], None]) -> Graph:
-        """As in `Backend`."""
-        with torch.cuda.device(self.device):
-            current = torch.cuda.current_stream()
-            self.stream.wait_stream(current)
-            try:
-                with torch.cuda.stream(self.stream):  # `torch.cuda.graph` doesn't restore it if a capture fails
-                    body()
-                    return self._captured(body)
-            finally:
-                current.wait_stream(self.stream)
-
-    def _captured(self, body: Callable[[], object]) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
-                body()
-        except Exception:
-            # torch's generators then believe that they are still being captured, until a capture succeeds
-            with contextlib.suppress(Exception):
-                healing = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(healing, stream=self.stream, capture_error_mode="thread_local"):
-                    torch.zeros(1, device=self.device)
-            raise
-        return graph
-
-    def mark(self) -> None:
-        """As in `Backend`."""
-        self.event.record(torch.cuda.current_stream(self.device))
-
-    def wait(self) -> None:
-        """As in `Backend`."""
-        self.event.wait(torch.cuda.current_stream(self.device))
-
-    def memory(self) -> float:
-        """As in `Backend`."""
-        return float(torch.cuda.get_device_properties(self.device).total_memory)
-
-
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where a capture would break, while there is none yet: a failed one leaves traces in torch.
-
-    Args:
-        device: The device that is to be captured.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator that doesn't make the host wait."""
-        name = str(function).removeprefix("aten.")
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        moves = name.startswith(("_to_copy", "copy_"))  # elsewhere a number may be a tensor on the host
-        places = {each.device.type for each in given if each.ndim or moves}
-        if moves and (kwargs or {}).get("device") is not None:
-            places.add(torch.device(kwargs["device"]).type)
-        elsewhere = not places <= {self.device.type}
-        booleans = name.startswith("index.") and any(each.dtype in (torch.bool, torch.uint8) for each in given[1:])
-        if elsewhere or booleans or name.startswith(WAITING):
-            raise RuntimeError(f"{name} makes the host wait, or copies from it")
-        return function(*args, **(kwargs or {}))
-
-
 def backend_for(device: torch.device) -> Callable[[torch.device], Backend] | None:
-    """How to capture on a device, or `None` where that isn't possible (always with `HF_SPECDEC_GRAPHS=0`)."""
-    if os.environ.get("HF_SPECDEC_GRAPHS") == "0":
+    """How to capture on a device, or `None` where that isn't possible or wanted (`HF_SPECDEC_GRAPHS=1` asks for it)."""
+    if os.environ.get("HF_SPECDEC_GRAPHS") != "1":
         return None
     return CudaGraphs if device.type == "cuda" and torch.version.hip is None else None
 
@@ -178,7 +71,7 @@ class Lease:
         self.itself = torch.eye(widest, dtype=torch.bool, device=device).expand(rows, -1, -1)
         self.branches = Branches(torch.zeros_like(self.tokens), self.itself.clone())
         self.outputs: dict[str, Tensor] = {}
-        self.graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self.graphs: dict[Hashable, Graph] = {}  # none is ever thrown away, see `CudaGraphs`
         self.uses: Counter[Hashable] = Counter()
 
     @property
@@ -187,9 +80,9 @@ class Lease:
         return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in self.cache.layers)
 
     def pays(self, shape: Hashable) -> bool:
-        """Count a use of a shape; whether it has a graph, or has been used often enough to get one."""
+        """Count a use of a shape; whether it has a graph, or has been used often enough to get one of those left."""
         self.uses[shape] += 1
-        return shape in self.graphs or self.uses[shape] > CAPTURE_AFTER
+        return shape in self.graphs or (self.uses[shape] > CAPTURE_AFTER and len(self.graphs) < MOST_GRAPHS)
 
     def fill(self, lengths: Sequence[int], tokens: Tensor, branches: Branches | None = None) -> None:
         """Put the inputs of a replay into the buffers.
@@ -219,30 +112,47 @@ class Lease:
             width: The widest that this result may be.
         """
         if name not in self.outputs:  # while warming up, outside of the graphs' own memory
-            with torch.inference_mode(False):
-                self.outputs[name] = values.new_empty(self.rows, width, *values.shape[2:])
+            self.outputs[name] = values.new_empty(self.rows, width, *values.shape[2:])
         self.outputs[name][:, : values.shape[1]] = values
 
     def capture(self, shape: Hashable, body: Callable[[], None], watched: bool) -> None:
-        """Capture a function of the buffers; forget the graph that wasn't used for longest if there are too many.
+        """Capture a function of the buffers.
 
         Args:
             shape: What to call it.
             body: The function.
             watched: Whether to look first at what it does; compiled code can't be looked at.
         """
-        if watched:
-            with Watch(self.lengths.device):
-                body()
-        with _capturing:
-            self.graphs[shape] = self.backend.capture(body)
-        while len(self.graphs) > MOST_GRAPHS:
-            self.graphs.popitem(last=False)
+        with in_one_mode():
+            if watched:
+                with Watch(self.lengths.device):
+                    body()
+            with _capturing, _nothing_collected():
+                self.graphs[shape] = self.backend.capture(body)
 
     def replay(self, shape: Hashable) -> None:
         """Run a captured function on what the buffers hold."""
-        self.graphs.move_to_end(shape)
-        self.graphs[shape].replay()
+        with in_one_mode():
+            self.graphs[shape].replay()
+
+
+@contextmanager
+def in_one_mode() -> Iterator[None]:
+    """Without gradients, and outside of inference mode: what is made in that can't be written to in a later call."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Let no finalizer of another object come in between: it may do what a capture forbids."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Pool:
@@ -251,17 +161,21 @@ class Pool:
     Attributes:
         signature: What the graphs depend on besides their buffers.
         free: Leases that wait for a generation, the last used one at the end.
+        returned: Leases of generations that ended. Finalizers put them here, which may run at any moment, even while
+            this thread has the lock.
         reason: Why this model's forwards aren't captured, or `None`.
     """
 
     def __init__(self, signature: object, reason: str | None) -> None:
         self.signature, self.reason = signature, reason
         self.free: list[Lease] = []
+        self.returned: deque[Lease] = deque()
         self.closed = False
         self._lock = threading.Lock()
 
     def lend(self, like: RowCache, rows: int, slots: int, device: torch.device, backend: Any) -> Lease:
         """A lease for that many rows with room for `slots` slots, taken over or new; its keys and values are zero."""
+        self.take_back()
         with self._lock:
             most = 4 * bucket(slots)
             fitting = [each for each in self.free if each.rows == rows and slots <= each.capacity <= most]
@@ -269,7 +183,7 @@ class Pool:
                 lease = min(fitting, key=lambda each: each.capacity)
                 self.free.remove(lease)
         if not fitting:
-            with torch.inference_mode(False):  # or no later call could write to them outside of it
+            with in_one_mode():
                 return Lease(like, rows, bucket(slots), device, backend(device))
         lease.backend.wait()
         for layer in lease.cache.layers:  # nothing of another text, not even NaN behind a mask
@@ -277,22 +191,29 @@ class Pool:
             layer.values.zero_()
         return lease
 
-    def give_back(self, lease: Lease) -> None:
-        """Keep a lease for the next generation, as long as there are not too many and they are not too large."""
-        lease.backend.mark()
+    def take_back(self) -> None:
+        """Keep what was returned for the next generation, as long as that is not too many leases or too large ones."""
         with self._lock:
-            if self.closed or self.reason is not None:
-                return
-            self.free.append(lease)
-            most = KEPT_SHARE * lease.backend.memory()
-            while len(self.free) > MOST_KEPT or sum(each.nbytes for each in self.free) > most:
-                self.free.pop(0)
+            while self.returned:
+                lease = self.returned.popleft()
+                lease.backend.mark()
+                if self.closed or self.reason is not None:
+                    continue
+                self.free.append(lease)
+                most = KEPT_SHARE * lease.backend.memory()
+                while len(self.free) > MOST_KEPT or sum(each.nbytes for each in self.free) > most:
+                    self.free.pop(0)
+
+    def clear(self) -> None:
+        """Free what is kept."""
+        self.take_back()
+        with self._lock:
+            self.free.clear()
 
     def close(self) -> None:
         """Free what is kept, and keep nothing more."""
-        with self._lock:
-            self.closed = True
-            self.free.clear()
+        self.closed = True
+        self.clear()
 
 
 def pool_of(model: Any) -> Pool:
@@ -312,6 +233,20 @@ def free(model: Any = None) -> None:
     for each in [model] if model is not None else list(_pools):
         if (pool := _pools.pop(each, None)) is not None:
             pool.close()
+
+
+def settle() -> None:
+    """Take back what generations have returned, so that no more is kept between them than may be."""
+    for pool in list(_pools.values()):
+        pool.take_back()
+
+
+def relieve() -> None:
+    """Free the memory of every lease that is not in use."""
+    for pool in list(_pools.values()):
+        pool.clear()
+    with _capturing:
+        torch.cuda.empty_cache()
 
 
 def wide(width: int) -> int:
@@ -347,9 +282,14 @@ def _signature(model: Any) -> object:
         compat.attention_implementation(model),
         os.environ.get("HF_SPECDEC_LEAN"),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        _float32_precision(),
         (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled()),
         backends.matmul.allow_bf16_reduced_precision_reduction,
         backends.matmul.allow_fp16_reduced_precision_reduction,
     )
+
+
+def _float32_precision() -> str:
+    """How exactly float32 matrices are multiplied; torch's older getter raises where the newer setter was used."""
+    precision: str | None = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return torch.get_float32_matmul_precision() if precision is None else precision

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -284,3 +286,30 @@ def test_which_caches_can_be_continued() -> None:
     other.config = copy.deepcopy(llama.config)
     other.config._attn_implementation = "flash_attention_2"
     assert "flash_attention_2" in unsupported_reason(other)
+
+
+def test_buffers_die_with_their_cache() -> None:
+    """At once, not when the garbage collector runs: on a GPU they are most of the memory that a generation takes."""
+    runner = RowModel(model_of("llama"), 2, 8)
+    with torch.no_grad():
+        runner.prefill([[5, 6], [7]])
+    gc.collect()
+    gc.disable()
+    try:
+        watched = [weakref.ref(runner.cache), *(weakref.ref(layer.keys) for layer in runner.cache.layers)]
+        del runner
+        assert [each() for each in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+def test_a_copied_cache_goes_on_alone() -> None:
+    texts = [[5, 6, 7], [8, 9]]
+    runner, other = (RowModel(model_of("llama"), 2, 8) for _ in range(2))
+    with torch.no_grad():
+        runner.prefill(texts)
+        other.cache = copy.deepcopy(runner.cache)
+        logits = other.prefill([[3], [4, 5]]).logits
+        assert runner.cache.lengths == [3, 2]
+        assert_same_logits(other, [[5, 6, 7, 3], [8, 9, 4, 5]], logits)
+        assert_fresh(runner, texts)

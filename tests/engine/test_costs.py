@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import types
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +132,19 @@ def test_measuring_stays_within_the_positions() -> None:
     with torch.no_grad():
         measure(target, table, most=17, steps=10_000)
     assert set(table.factors) == {1, 2}
+
+
+def test_measuring_waits_for_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for all streams is an error while another thread captures."""
+    waited: list[str] = []
+
+    def stream(device: torch.device) -> Any:
+        return types.SimpleNamespace(synchronize=lambda: waited.append(str(device)))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: pytest.fail("waits for the whole device"))
+    costs._wait_for(torch.device("cuda", 1))
+    assert waited == ["cuda:1"]
 
 
 def test_clock_on_a_cpu() -> None:
