@@ -245,6 +245,36 @@ def test_an_outlook_of_another_length(model: Any, caplog: Any, entries: int, dra
     check(model, 3, config, caplog, f"must give 3 entries, got {entries}")
 
 
+@pytest.mark.parametrize(
+    "outlook",
+    [
+        Outlook("fixed", acceptance=float("nan")),
+        Outlook("fixed", gains=[0.5, float("nan")]),
+        Outlook("fixed", acceptance="high"),
+        Outlook("fixed", guess=["a"]),
+    ],
+)
+def test_an_outlook_that_says_nonsense(model: Any, caplog: Any, outlook: Outlook) -> None:
+    """It would be kept by the controller beyond this generation."""
+    drafter = Fixed(lambda b, k: Draft(long(b, k), [k] * b))
+    drafter.outlook = lambda rows: [outlook] * 3
+    check(model, 3, drafter, caplog, "the drafter 'fixed' failed")
+
+
+def test_a_guess_that_is_used_again(model: Any, caplog: Any) -> None:
+    """What a drafter tells is copied: it may clear its list and fill it for the next round."""
+    shared: list[int] = []
+
+    def outlook(rows: Any) -> list[Outlook]:
+        shared.clear()
+        shared.extend([rows.num_new(rows.live[0]), 5, 6])
+        return [Outlook("fixed", acceptance=0.5, free=True, guess=shared)] * len(rows.live)
+
+    drafter = Fixed(lambda b, k: Draft(long(b, k), [k] * b))
+    drafter.outlook = outlook
+    check(model, 3, drafter, caplog, None)
+
+
 def test_an_attribute_called_model_need_not_be_one(model: Any, caplog: Any) -> None:
     drafter = Oracle(plain_texts(model, ragged_prompts(3)), 0.9)
     drafter.model = {"ngrams": 1}

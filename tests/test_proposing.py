@@ -10,6 +10,7 @@ import torch
 import hf_specdec
 from hf_specdec import Draft, Drafter, SpecConfig, SpecStats, proposing
 from hf_specdec.drafters import DraftModel, Outlook, PromptLookup, draft_model, recycling
+from hf_specdec.drafters.base import checked
 from hf_specdec.engine import length
 from hf_specdec.engine.length import AdaptiveLength
 
@@ -213,3 +214,27 @@ def test_public_reset() -> None:
     hf_specdec.reset(model)
     assert not controller_of(model, PromptLookup()).verify
     assert model not in recycling._MEMORIES
+
+
+def test_reading_up_is_not_a_draft_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first draft reads the prompt, one behind plain rounds reads what they said: neither tells what a step costs."""
+    target, draft = exact_pair()
+    lengths = iter([3, 3, 0, 0, 0, 3, 3, *[0] * 60])
+    control = controller_of(target, DraftModel(draft))
+    monkeypatch.setattr(control, "choose", lambda outlook, most: min(next(lengths), most))
+    monkeypatch.setattr(control, "pays", lambda *given: True)
+    seen = []
+    observe = control.observe
+    monkeypatch.setattr(control, "observe", lambda each: seen.append(each) or observe(each))
+    run(target, DraftModel(draft))
+    assert [each.draft_seconds > 0 for each in seen[:7]] == [False, True, False, False, False, False, True]
+
+
+def test_a_draft_is_no_wider_than_it_is_long() -> None:
+    """What stands behind all counts costs nothing in the forward, and must not be learnt as if it had."""
+    draft = Draft(torch.ones(2, 8, dtype=torch.long), [8, 1], torch.full((2, 8, 5), 0.2))
+    cut = checked(draft, 2, 2, 5, torch.device("cpu"))
+    assert cut.tokens.shape == (2, 2)
+    assert cut.probs is not None
+    assert cut.probs.shape == (2, 2, 5)
+    assert cut.counts == [2, 1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import Hybrid, SpecConfig
-from hf_specdec.drafters import DraftModel
+from hf_specdec import Draft, Hybrid, SpecConfig
+from hf_specdec.drafters import DraftModel, Outlook
+from hf_specdec.engine.rows import Rows
 
 from ..plain import assert_sound, ends_apart, new_tokens, options, plain_texts
 from ..tiny import exact_pair, ragged_prompts
@@ -161,3 +163,56 @@ def test_names_of_sources_are_in_the_statistics() -> None:
     assert stats.drafter == "hybrid"
     assert set(stats.steps_by_source) <= {"prompt_lookup", "draft_model", "none"}
     assert sum(stats.steps_by_source.values()) == stats.num_spec_steps
+
+
+def test_a_copy_is_not_cut_where_the_model_stops() -> None:
+    """The model drafts one token for its row; the other row's copy keeps its six, also as a distribution."""
+
+    class Short(DraftModel):
+        def start(self, context: Any) -> None:
+            self.disregarded: list[int] = []
+
+        def outlook(self, rows: Any) -> list[Outlook]:
+            return [Outlook(self.name)] * len(rows.live)
+
+        def propose(self, rows: Any, length: int, wanted: Any = None) -> Draft:
+            assert wanted == [False, True]
+            return Draft(torch.tensor([[50], [51]]), [1, 1], torch.full((2, 1, 97), 1 / 97))
+
+        def disregard(self, row: int) -> None:
+            self.disregarded.append(row)
+
+    texts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
+    rows = Rows(torch.tensor(texts), None, 20, 0)
+    hybrid = Hybrid(Short(None))
+    hybrid.start(SimpleNamespace(rows=rows, end_tokens=frozenset()))
+    hybrid.outlook(rows)
+    draft = hybrid.propose(rows, 6)
+    assert draft.counts == [6, 1]
+    assert draft.tokens.tolist() == [[4, 5, 6, 7, 8, 9], [51, 0, 0, 0, 0, 0]]
+    assert draft.sources == ["prompt_lookup", "draft_model"]
+    assert draft.probs is not None
+    assert draft.probs.shape == (2, 6, 97)
+    assert draft.probs[0].argmax(-1).tolist() == [4, 5, 6, 7, 8, 9]
+    assert hybrid.model.disregarded == [0]
+
+
+def test_the_model_is_not_asked_where_no_row_wants_it() -> None:
+    """Rows without a match have run out of the model's positions: what was copied for the others still counts."""
+
+    class Full(DraftModel):
+        def start(self, context: Any) -> None: ...
+
+        def outlook(self, rows: Any) -> list[Outlook]:
+            return [Outlook(self.name, acceptance=0.0)] * len(rows.live)
+
+        def propose(self, rows: Any, length: int, wanted: Any = None) -> Draft:
+            raise AssertionError("asked")
+
+    rows = Rows(torch.tensor([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7]]), None, 20, 0)
+    hybrid = Hybrid(Full(None))
+    hybrid.start(SimpleNamespace(rows=rows, end_tokens=frozenset()))
+    hybrid.outlook(rows)
+    draft = hybrid.propose(rows, 3)
+    assert draft.counts == [3, 0]
+    assert draft.tokens[0].tolist() == [4, 1, 2]
