@@ -7,11 +7,9 @@ second over the mean of the two plain runs next to it, so that a change in the m
 from __future__ import annotations
 
 import json
-import math
 import signal
 import statistics
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ import torch
 
 from hf_specdec.engine.forward import RowModel
 from hf_specdec.stats import StepEvent
+from hf_specdec.tools.timing import geometric_mean, now, quartiles
 
 
 Measure = Callable[[Callable[[], Any], torch.device], float]
@@ -30,15 +29,10 @@ Measure = Callable[[Callable[[], Any], torch.device], float]
 
 def timed(run: Callable[[], Any], device: torch.device | str = "cpu") -> tuple[float, Any]:
     """Seconds and result of a call; a GPU has done its work on both sides of the clock."""
-    began = _now(device)
+    device = torch.device(device)
+    began = now(device)
     result = run()
-    return _now(device) - began, result
-
-
-def _now(device: torch.device | str) -> float:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return now(device) - began, result
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device | str = "cpu", repeats: int = 3) -> float:
@@ -72,16 +66,11 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """The mean of ratios: twice as fast and half as fast make 1."""
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """How many, their geometric mean, median, quartiles and worst (least)."""
     ordered = sorted(values)
-    low, _, high = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
-    figures = {"gmean": geometric_mean(ordered), "median": statistics.median(ordered), "q1": low, "q3": high}
+    low, middle, high = quartiles(ordered)
+    figures = {"gmean": geometric_mean(ordered), "median": middle, "q1": low, "q3": high}
     return {"n": len(ordered)} | {name: round(value, 4) for name, value in (figures | {"worst": ordered[0]}).items()}
 
 

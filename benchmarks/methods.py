@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor
 import hf_specdec
 from hf_specdec.engine.rows import Rows
 from hf_specdec.stats import StepEvent
+from hf_specdec.tools.environment import version_of
 
 
 PEERS = ("flashspec", "economize")
@@ -80,13 +80,7 @@ class Adversarial(hf_specdec.Drafter):
 
 def peer_versions() -> dict[str, str | None]:
     """Versions of the peers, `None` for one that isn't importable."""
-    found: dict[str, str | None] = {}
-    for name in PEERS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    return {name: version_of(name) for name in PEERS}
 
 
 def build(name: str, bench: Bench) -> Method:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.common import geometric_mean, spread, table
+from benchmarks.common import spread, table
+from hf_specdec.tools.timing import geometric_mean
 
 
 OURS = "ours"

@@ -1,8 +1,8 @@
 """The loop: prefill, then propose → verify → commit → report, round after round.
 
 One token from `generate` to the output: `hook` routes the call to `decode`; the target reads the prompt (`_prefill`);
-a drafter guesses what follows (`_propose`); the target reads all guesses in one forward and the sampler keeps a prefix
-(`_verify`); the rows, the caches and the drafter hear what was kept (`_commit`).
+a drafter guesses what follows (`Proposer.propose`); the target reads all guesses in one forward and the sampler keeps a
+prefix (`_verify`); the rows, the caches and the drafter hear what was kept (`_emit`).
 """
 
 from __future__ import annotations
@@ -245,11 +245,8 @@ class Generation:
         layer = self.model.get_output_embeddings()
         if layer is None or not self.proposer.num_successors:
             return 0
-        whole = sum(parameter.numel() for parameter in self.model.parameters())
-        cheap = (
-            layer.weight.numel() <= MOST_HEAD_SHARE * whole and layer.weight.shape[0] * tokens <= MOST_PROMPT_LOGITS
-        )
-        return self.proposer.num_successors if cheap else 0
+        small = layer.weight.numel() <= MOST_HEAD_SHARE * self.model.num_parameters()
+        return self.proposer.num_successors if small and layer.weight.shape[0] * tokens <= MOST_PROMPT_LOGITS else 0
 
     def _successors(self, logits: Tensor) -> Tensor | None:
         """The target's most likely tokens at every position, if the drafter learns from them."""

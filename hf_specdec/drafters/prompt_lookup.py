@@ -18,7 +18,6 @@ from .base import Draft, DraftContext, Drafter
 # first-token acceptance by bucket of match length, measured on real texts: the prior until this text has its own
 BUCKETS = ((16, 0.9), (8, 0.8), (5, 0.7), (4, 0.6), (3, 0.55), (2, 0.4), (1, 0.3))
 LONGEST_MATCH = 64
-LONGEST_COPY = 128  # the most tokens that may be drafted at all
 SHADOW = 8  # tokens of a copy from which acceptance is learnt where it isn't drafted
 CANDIDATES = 8  # earlier places compared for the longest match
 
@@ -94,24 +93,30 @@ class PromptLookup(Drafter):
         """Make an empty index for every row."""
         self.indexes = [Index(self.max_ngram) for _ in context.rows.texts]
         self.end_tokens = context.end_tokens
-        self.copies: list[list[int]] = []
+        self.matches: list[tuple[int, int]] = []
 
     def outlook(self, rows: Rows) -> list[Outlook]:
         """Find each row's match; its length is the bucket."""
         found = []
-        self.copies = []
+        self.matches = []
         for row in rows.live:
             text = rows.texts[row]
             self.indexes[row].update(text)
             place, match = next(iter(self.indexes[row].find(text)), (0, 0))
-            least, acceptance = bucket_of(match) if match >= self.min_match else (0, 0.0)
-            self.copies.append(self._copy(text, place, LONGEST_COPY) if least else [])
-            found.append(Outlook(self.name, least, acceptance, free=True, guess=self.copies[-1][:SHADOW]))
+            self.matches.append((place, match) if match >= self.min_match else (0, 0))
+            least, acceptance = bucket_of(self.matches[-1][1])
+            guess = self._copy(text, place, SHADOW) if least else []
+            found.append(Outlook(self.name, least, acceptance, free=True, guess=guess))
         return found
 
     def propose(self, rows: Rows, length: int) -> Draft:
         """Copy up to `length` tokens behind each row's match, cut behind a token that ends the text."""
-        return Draft.from_lists([copied[:length] for copied in self.copies])
+        return Draft.from_lists(
+            [
+                self._copy(rows.texts[row], place, length) if match else []
+                for row, (place, match) in zip(rows.live, self.matches, strict=True)
+            ]
+        )
 
     def _copy(self, text: Sequence[int], place: int, length: int) -> list[int]:
         draft: list[int] = []

@@ -142,10 +142,9 @@ class AdaptiveLength:
             rows, drafting = len(outlook), [each for each in outlook if each.acceptance > 0]
             if not self.verify or not drafting:
                 return 0  # what plain decoding costs must be known first
-            expected, alike = (
-                [0.0] * most,
-                Counter((each.source, each.bucket) for each in drafting if each.gains is None),
-            )
+            expected = [0.0] * most
+            # rows of one bucket have the same chances: worked out once
+            alike = Counter((each.source, each.bucket) for each in drafting if each.gains is None)
             for each in drafting:
                 weight = 1 if each.gains is not None else alike.pop((each.source, each.bucket), 0)
                 for position, chance in enumerate(self._chances(each, most)) if weight else ():

@@ -37,13 +37,15 @@ SETTINGS = (
 
 def package_versions() -> dict[str, str | None]:
     """Return Python's version and those of the packages that matter; `None` for one that isn't installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
+
+
+def version_of(package: str) -> str | None:
+    """Return a package's version, `None` if it isn't installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def describe_environment() -> dict[str, Any]:
