@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: clocks, spreads, results files, exact pairs of any shape, and η.
+"""What the benchmark scripts share: clocks, spreads, results files, and exact pairs of any shape.
 
 Figures are ratios of runs that were made one after the other on the same machine. A method's speed-up is its tokens per
 second over the mean of the two plain runs next to it, so that a change in the machine's load meets both sides.
@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_specdec.engine.forward import RowModel
-from hf_specdec.stats import StepEvent
 from hf_specdec.tools.timing import geometric_mean, now, quartiles
-
-
-Measure = Callable[[Callable[[], Any], torch.device], float]
 
 
 def timed(run: Callable[[], Any], device: torch.device | str = "cpu") -> tuple[float, Any]:
@@ -33,12 +25,6 @@ def timed(run: Callable[[], Any], device: torch.device | str = "cpu") -> tuple[f
     began = now(device)
     result = run()
     return now(device) - began, result
-
-
-def median_seconds(run: Callable[[], Any], device: torch.device | str = "cpu", repeats: int = 3) -> float:
-    """Median seconds of a call that has been warmed up by one untimed call."""
-    run()
-    return statistics.median(timed(run, device)[0] for _ in range(repeats))
 
 
 class _TimeIsUp(BaseException):
@@ -155,91 +141,6 @@ def _walker(config: Any, successor: torch.Tensor, device: torch.device | str, dt
             model.get_input_embeddings().weight.copy_(embedding)
             model.get_output_embeddings().weight[successor.to(device)] = embedding
     return model
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one round of our loop ran: rows, tokens a row in the target's forward, draft forwards of one token, whether
-    the draft had two tokens to catch up on."""
-
-    rows: int
-    width: int
-    draft_steps: int
-    catches_up: bool
-
-
-def rounds_of(events: Sequence[StepEvent], drafter: str = "draft_model") -> list[Round]:
-    """The rounds behind the prefill; draft steps are those of a draft model."""
-    found, full = [], False
-    for event in events:
-        if event.step == 0:
-            continue
-        drafted = max(map(len, event.drafted), default=0)
-        by_model = max(
-            (len(row) for row, by in zip(event.drafted, event.source, strict=True) if by == drafter), default=0
-        )
-        found.append(Round(len(event.rows), 1 + drafted, by_model, bool(by_model) and full))
-        full = any(kept == len(row) > 0 for kept, row in zip(event.accepted, event.drafted, strict=True))
-    return found
-
-
-def ideal_seconds(
-    model: Any,
-    draft: Any,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    rounds: Sequence[Round],
-    measure: Measure = median_seconds,
-) -> float:
-    """What the model calls of a generation take on their own: prefill, each round's target forward, each draft step.
-
-    Forwards are measured alone, at the rows and widths that were used, behind the prompt and half of the output. Plain
-    decoding's seconds over these are the speed-up of a loop that costs nothing; η is the measured speed-up over that.
-
-    Args:
-        model: The target.
-        draft: The draft model, or `None`.
-        prompts: Tokens of each row.
-        outputs: What each row emitted.
-        rounds: From `rounds_of`.
-        measure: Gives the seconds of a forward, from the call and its device.
-    """
-    texts = [[*prompt, *output[: len(output) // 2]] for prompt, output in zip(prompts, outputs, strict=True)]
-    forwards = Counter((each.rows, each.width) for each in rounds)
-    seconds = _calls(model, prompts, texts, forwards, measure)
-    if draft is not None:
-        steps: Counter[tuple[int, int]] = Counter()
-        for each in rounds:
-            if each.draft_steps:
-                steps[each.rows, 1 + each.catches_up] += 1
-                steps[each.rows, 1] += each.draft_steps - 1
-        seconds += _calls(draft, prompts, texts, +steps, measure)
-    return seconds
-
-
-def _calls(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    forwards: Mapping[tuple[int, int], int],
-    measure: Measure,
-) -> float:
-    """Seconds of one prefill and of so many forwards of (rows, width)."""
-    widest = max((width for _, width in forwards), default=1)
-    reserve = max(map(len, texts)) + widest
-    with torch.no_grad():
-        seconds = median_seconds(lambda: RowModel(model, len(prompts), reserve).prefill(prompts), model.device, 1)
-        row_model = RowModel(model, len(texts), reserve)
-        row_model.prefill(texts)
-        for rows in sorted({rows for rows, _ in forwards}, reverse=True):
-            if rows < len(row_model.cache.lengths):
-                row_model.cache.select(range(rows))
-            for width in sorted(width for count, width in forwards if count == rows):
-                tokens = torch.ones(rows, width, dtype=torch.long, device=model.device)
-                counts = [width] * rows
-                one = measure(lambda tokens=tokens, counts=counts: row_model.forward(tokens, counts), model.device)
-                seconds += forwards[rows, width] * one
-    return seconds
 
 
 def about(command: Sequence[str]) -> dict[str, Any]:

@@ -34,9 +34,6 @@ import hf_specdec
 from benchmarks.common import (
     about,
     exact_draft_pair,
-    ideal_seconds,
-    median_seconds,
-    rounds_of,
     speedup,
     spread,
     time_limit,
@@ -46,6 +43,7 @@ from benchmarks.methods import environment
 from hf_specdec.engine.fast import tally
 from hf_specdec.engine.graphs import CAPTURE_AFTER
 from hf_specdec.engine.length import reset
+from hf_specdec.tools.replay import replay
 
 
 TARGET = {
@@ -163,29 +161,15 @@ def measure(name: str, run: Run, warm_up_limit: float) -> dict[str, Any]:
 def efficiency(name: str, run: Run) -> dict[str, Any]:
     """η of a row of ours: seconds of its model calls alone, as graphs where it used graphs, over its own seconds."""
     events: list[Any] = []
-    kinds: set[str] = set()
     with environment(HF_SPECDEC_GRAPHS=GRAPHS[name]):
         reset(run.target)
         run.ours()
-        seconds, sequences = timed(lambda: run.ours(events.append), run.device)
-
-        def alone(call: Callable[[], Any], device: torch.device) -> float:
-            seconds, kind = _alone(call, device)
-            kinds.add(kind)
-            return seconds
-
-        outputs = sequences[:, run.prompt.shape[1] :].tolist()
-        ideal = ideal_seconds(run.target, run.draft, run.prompt.tolist(), outputs, rounds_of(events), alone)
-    return {"eta": ideal / seconds, "eta_forwards": "+".join(sorted(kinds))}
-
-
-def _alone(call: Callable[[], Any], device: torch.device) -> tuple[float, str]:
-    """Seconds of a forward, replayed from a graph if it is one after a few calls."""
-    for _ in range(CAPTURE_AFTER + 2):
-        call()
-    before = tally()
-    seconds = median_seconds(call, device)
-    return seconds, "graph" if tally().since(before).replays else "eager"
+        seconds, _ = timed(lambda: run.ours(events.append), run.device)
+        for _ in range(CAPTURE_AFTER + 1):  # graphs of widths that are seldom used
+            replay(run.target, run.draft, run.prompt.tolist(), events)
+        before = tally()
+        alone = replay(run.target, run.draft, run.prompt.tolist(), events)
+    return {"eta": alone / seconds, "eta_forwards": "graph" if tally().since(before).replays else "eager"}
 
 
 def models(toy: bool, acceptance: float, device: torch.device) -> tuple[Any, Any]:

@@ -33,10 +33,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.common import about, append, ideal_seconds, read, read_lines, rounds_of, speedup, timed
+from benchmarks.common import about, append, read, read_lines, speedup, timed
 from benchmarks.methods import Bench, Method, Output, build, peer_versions
 from benchmarks.summary import changed, key, markdown, merged, summarize
 from hf_specdec.tools.demo import find_difference
+from hf_specdec.tools.replay import replay
 
 
 # group of the tables -> its (suite, category); None takes every category of the suite
@@ -166,10 +167,8 @@ def measure(
                 results[name]["speedup"] = speedup(results[name]["rate"], before, rate)
     for name, output in outputs.items():
         results[name] |= _describe(bench, item, reference, output)
-        rounds = rounds_of(output.events)
-        if eta and rounds:
-            draft = bench.draft if any(each.draft_steps for each in rounds) else None
-            ideal = ideal_seconds(bench.model, draft, item.prompts, output.rows, rounds)
+        if eta and len(output.events) > 1:
+            ideal = replay(bench.model, bench.draft, item.prompts, output.events)
             before, rate = rate, _rate(*reversed(timed(lambda: plain(inputs, tokens), device)))
             best = speedup(_rate(output, ideal), before, rate)
             results[name] |= {"ideal_speedup": best, "eta": results[name]["speedup"] / best}

@@ -60,11 +60,10 @@ class Proposer:
     def propose(self) -> Draft:
         """As many draft tokens as pay; none without a drafter or from a broken one."""
         rows = self.rows
-        nothing = Draft.from_lists([[]] * len(rows.live))
         self.outlook = [NOTHING] * len(rows.live)
         most = min(self.most, rows.draft_room())
         if self.drafter is None or most < 1:
-            return nothing
+            return self._nothing()
         try:
             outlook = self.drafter.outlook(rows)
             if len(outlook) != len(rows.live):
@@ -72,12 +71,15 @@ class Proposer:
             self.outlook = [_sound(each) for each in outlook]
             length = self.length.choose(self.outlook, most)
             if length < 1 or not any(each.acceptance > 0 for each in self.outlook):
-                return nothing
+                return self._nothing()
             draft = self.drafter.propose(rows, length)
             return checked(draft, len(rows.live), length, self.vocabulary, self.device, self.trees)
         except Exception as error:
             self._broken(error)
-            return nothing
+            return self._nothing()
+
+    def _nothing(self) -> Draft:
+        return Draft.from_lists([[]] * len(self.rows.live))
 
     def observe(self, seen: Round, emitted: Sequence[Sequence[int]], live: Sequence[int]) -> None:
         """Learn from a round.

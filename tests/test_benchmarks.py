@@ -15,9 +15,7 @@ import torch
 import transformers
 
 from benchmarks import common, core, gpu, methods, peers, summary
-from hf_specdec.stats import StepEvent
 
-from .tiny import exact_pair
 from .tools.tiny_chat import save_tiny_chat_model
 
 
@@ -85,46 +83,6 @@ def test_time_limit_is_not_swallowed() -> None:
 
     with pytest.raises(TimeoutError), common.time_limit(0.05):
         stubborn()
-
-
-def event(step: int, drafted: list[int], accepted: list[int], source: str = "draft_model") -> StepEvent:
-    rows = tuple(range(len(drafted)))
-    guesses = tuple((5,) * count for count in drafted)
-    return StepEvent(step, rows, guesses, tuple(accepted), guesses, (source,) * len(rows), 0.0)
-
-
-def test_rounds_by_hand() -> None:
-    events = [
-        event(0, [0], [0], "none"),
-        event(1, [3], [3]),
-        event(2, [2], [1]),
-        event(3, [4], [0], "prompt_lookup"),
-        event(4, [0], [0], "none"),
-    ]
-    assert common.rounds_of(events) == [
-        common.Round(rows=1, width=4, draft_steps=3, catches_up=False),
-        common.Round(rows=1, width=3, draft_steps=2, catches_up=True),
-        common.Round(rows=1, width=5, draft_steps=0, catches_up=False),
-        common.Round(rows=1, width=1, draft_steps=0, catches_up=False),
-    ]
-
-
-def test_ideal_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefill takes 100 s here, a target forward 10 s a token, a draft forward 1 s a token, whatever the rows."""
-    target, draft = exact_pair(2)
-    lengths: list[list[int]] = []
-
-    def seconds(call: Any, device: torch.device) -> float:
-        runner = next(cell.cell_contents for cell in call.__closure__ if hasattr(cell.cell_contents, "cache"))
-        lengths.append(list(runner.cache.lengths))
-        return (10.0 if runner.model is target else 1.0) * call().logits.shape[1]
-
-    monkeypatch.setattr(common, "median_seconds", lambda call, device, repeats: call() and 100.0)
-    rounds = [common.Round(2, 4, 3, False), common.Round(2, 4, 3, True), common.Round(1, 1, 0, False)]
-    ideal = common.ideal_seconds(target, draft, [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [6, 7]], rounds, seconds)
-    # target: 100 + 2 x 40 + 10; draft: 100 + one of 1 token, one of 2, then 2 + 2 of 1 token
-    assert ideal == (100 + 80 + 10) + (100 + 1 + 2 + 4)
-    assert lengths[:2] == [[5, 3], [5]]  # prompts and half of the outputs; then the first row alone
 
 
 @pytest.mark.parametrize("acceptance", [1.0, 0.75, 0.0])

@@ -66,7 +66,9 @@ def bench(
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     trials: Annotated[int, typer.Option(min=2, help="Runs of each method on each prompt.")] = 3,
-    no_ideal: Annotated[bool, typer.Option("--no-ideal", help="Skip isolated forwards: no ideal, no η.")] = False,
+    no_ideal: Annotated[
+        bool, typer.Option("--no-ideal", help="Skip forwards alone: no ideal, no η, no cost curve.")
+    ] = False,
     json_to: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object; - is stdout.")
     ] = None,

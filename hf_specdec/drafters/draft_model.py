@@ -131,18 +131,17 @@ class DraftModel(Drafter):
         if not any(counts):
             return Draft.from_lists([[]] * len(texts))
         if chain := self._chain(texts, counts, length):
-            drafted, highest = chain
+            drafted, most = chain
             self.fed = length - 1
-            healthy = ~highest.isnan().any().to(self.context.device)
-            return Draft(drafted.to(self.context.device), counts, healthy=healthy, steady=steady)
+            return Draft(drafted.to(self.context.device), counts, healthy=self._healthy(most), steady=steady)
         logits = self._catch_up(texts, counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        sounds: list[Tensor] = []
+        highest: list[Tensor] = []  # of each step's logits; NaN where one of them is
         survival = [1.0] * len(counts) if wanted is None else [float(each) for each in wanted]
         for position in range(length):
-            token, q, sound = self._choose(logits, rows, tokens)
-            sounds.append(sound)
+            token, q, most = self._choose(logits, rows, tokens)
+            highest.append(most)
             if self.pays is not None:
                 self.confidences.append(_confidence(logits if q is None else q, q is None))
                 chances = self.calibration.chances(self.confidences[-1])
@@ -166,7 +165,7 @@ class DraftModel(Drafter):
             logits = self._fit(compat.all_token_logits(output)[:, 0])
         self.counts = counts = [min(count, len(tokens)) for count in counts]
         drafted, q_all = torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None
-        return Draft(drafted, list(counts), q_all, healthy=torch.stack(sounds).all(), steady=steady)
+        return Draft(drafted, list(counts), q_all, healthy=self._healthy(torch.stack(highest)), steady=steady)
 
     def commit(self, rows: Rows, accepted: Sequence[int]) -> None:
         """Forget the rejected tokens. Mostly the last one was never fed, so a full acceptance feeds two next time."""
@@ -241,14 +240,18 @@ class DraftModel(Drafter):
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self.context.vocabulary]
 
+    def _healthy(self, highest: Tensor) -> Tensor:
+        """Whether all logits that a draft was made from were numbers, given the highest of each distribution."""
+        return ~highest.isnan().any().to(self.context.device)
+
     def _choose(self, logits: Tensor, rows: Rows, drafted: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The next draft token of every row, the distribution it was sampled from, and whether that is sound."""
+        """The next draft token of every row, the distribution it was sampled from, and the draft's highest logit."""
         context = self.context
         position = len(drafted)
         if not context.do_sample and not context.logits.processors:
             highest, token = logits.max(-1)  # NaN counts as highest
-            return token.to(context.device), None, ~highest.isnan().any().to(context.device)
-        sound = ~logits.isnan().any().to(context.device)
+            return token.to(context.device), None, highest
+        highest = logits.amax(-1)
         logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")).to(context.device)
         if context.logits.needs_prefix and position:
             rows.lay_draft(torch.stack(drafted, 1))
@@ -256,21 +259,21 @@ class DraftModel(Drafter):
             whole = [position] * len(rows.live)
             logits = context.logits(logits[:, None], rows, whole, first=position, draft_only=True)[:, 0]
         if not context.do_sample:
-            return logits.argmax(-1), None, sound
+            return logits.argmax(-1), None, highest
         logits = logits.to(torch.float32)
         if context.noise is not None:
             first = [rows.num_new(row) + position for row in rows.live]
             return (
                 (logits + context.noise.gumbel(rows.live, first, 1, logits.shape[-1], logits.device)[:, 0]).argmax(-1),
                 None,
-                sound,
+                highest,
             )
         q = torch.softmax(logits, -1)
         empty = ~(q.sum(-1, keepdim=True) > 0.5)  # nothing was left to sample from
         certain = torch.zeros_like(q)
         certain[:, 0] = 1.0
         q = torch.where(empty, certain, q)
-        return draw(q, context.generator), q, sound
+        return draw(q, context.generator), q, highest
 
     def _ends(self, survival: Sequence[float], position: int, length: int) -> bool:
         """Whether one more draft step doesn't pay, going by what usually follows."""

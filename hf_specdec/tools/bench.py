@@ -1,11 +1,11 @@
 """The benchmark: plain decoding against drafters and Transformers' own loops, on real prompts.
 
-`trials` has the protocol of one prompt, `costs` the ideal, `bench_report` the figures, `plots` the pictures.
+`trials` has the protocol of one prompt, `replay` the ideal, `costs` the cost curve, `bench_report` the figures, `plots` the pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,16 +18,17 @@ from ..drafters import DRAFTERS, NEEDS_MODEL
 from ..errors import SpecDecError
 from ..request import Request
 from .bench_report import BenchReport, Failure
-from .costs import CURVE_WIDTHS, Costs, measure_costs, used_tokens
+from .costs import CURVE_WIDTHS, Costs, measure_costs, real_tokens
 from .environment import describe_environment, git_revision
 from .loading import LoadedModel, encode_batch, encode_prompt, pad_token
+from .replay import replay
 from .suites import BenchPrompt, Suite
 from .trials import PLAIN, Case, Learnt, Method, Run, decode, first_differences, interleave, reason
 
 
 AUTO = "auto"
 EVERY = "all"
-IDEAL = "ideal"  # what isolated forwards are called where they fail
+IDEAL = "ideal"  # what forwards alone are called where they fail
 LEAST_TRIALS = 2
 WARM_UP_TOKENS = 32
 SHORT_WARM_UP_TOKENS = 4
@@ -88,7 +89,7 @@ class BenchSettings:
         max_new_tokens: Most new tokens a prompt.
         max_prompt_tokens: Longer prompts are left out.
         trials: Runs of each method on each prompt, at least 2.
-        ideal: Measure isolated forwards too: the cost-aware ideal, η and the cost curve.
+        ideal: Run the forwards alone too: the ideal, η and the cost curve.
     """
 
     categories: tuple[str, ...] | None = None
@@ -131,7 +132,7 @@ def run_bench(
         suite: The prompts.
         methods: What to compare, from `choose_methods`.
         settings: What to measure.
-        draft: The draft model, for isolated costs.
+        draft: The draft model, for the ideal and the draft step's cost.
         skipped: Methods that can't run, for the report.
         command: The command line, for the report.
         tell: Called with what is done now, parts done, parts in all.
@@ -251,7 +252,7 @@ class _Bench:
     @property
     def _runs(self) -> int:
         """Runs in all."""
-        a_case = 1 + len(self.methods) + 1 + 2 * len(self.methods) * self.settings.trials + self.settings.ideal
+        a_case = 1 + len(self.methods) + 1 + 2 * len(self.methods) * self.settings.trials
         warm_up = 1 + len(self.methods) + self.settings.ideal
         return sum(len(batches) * a_case + warm_up for batches in self.planned.values())
 
@@ -292,6 +293,7 @@ class _Bench:
             found = self._decode(inputs, method, self.settings.max_new_tokens, title)
             if method.ours:
                 after[method.name] = Learnt(self.loaded.model)
+                found = replace(found, forward_seconds=self._forwards_alone(inputs, found, failed))
             return found
 
         plain, trials = interleave(run, self.methods, self.settings.trials, failed)
@@ -307,11 +309,16 @@ class _Bench:
             differences=differences,
         )
         self.cases.append(case)
-        if self.settings.ideal:
-            self._say(f"{title}: isolated forwards")
-            rounds = [each for runs in trials.values() for trial in runs for each in trial.run.rounds]
-            if rounds:
-                self.cases[-1] = replace(case, costs=self._costs(inputs, plain[0], used_tokens(rounds), failed))
+
+    def _forwards_alone(self, inputs: Mapping[str, Any], run: Run, failed: dict[str, str]) -> float | None:
+        """Seconds of a run's forwards by themselves; where that fails, the measured figures still stand."""
+        if not self.settings.ideal or not run.events or IDEAL in failed:
+            return None
+        try:
+            return replay(self.loaded.model, self.draft, real_tokens(inputs), run.events)
+        except Exception as error:
+            failed[IDEAL] = reason(error)
+            return None
 
     def _curve(self, batches: Sequence[Sequence[BenchPrompt]], size: int, failed: dict[str, str]) -> None:
         """Measure the cost curve behind the batch of middle length."""

@@ -191,7 +191,6 @@ class BenchReport:
             "spread": case.spread,
             "plain": _raw(case.plain),
             "methods": methods,
-            "costs": None if case.costs is None else asdict(case.costs),
         }
 
 
@@ -204,4 +203,5 @@ def _raw(runs: Sequence[Run]) -> dict[str, Any]:
         "seconds": [run.seconds for run in runs],
         "tokens": [run.num_tokens for run in runs],
         "first_token": [run.first_token for run in runs],
+        "forward_seconds": [run.forward_seconds for run in runs],
     }

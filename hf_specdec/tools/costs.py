@@ -1,6 +1,5 @@
-"""What forwards cost by themselves: the ideal that a loop around them can be measured against.
+"""What forwards cost by themselves, by how many tokens they read.
 
-A round that reads n tokens costs t(n), the forward alone: no Python around it, no verification, no copy to the host.
 Everything is measured in one block, each thing once a pass and pass after pass, so that a change in the machine's load
 meets all of them; figures are medians.
 """
@@ -8,7 +7,6 @@ meets all of them; figures are medians.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +18,6 @@ import torch
 from transformers.generation import BaseStreamer
 
 from ..engine import forward
-from ..engine.costs import CostTable
 from ..engine.forward import RowModel
 from ..engine.graphs import CAPTURE_AFTER
 from .timing import now
@@ -28,17 +25,7 @@ from .timing import now
 
 PASSES = 3
 STEPS = 6  # tokens of a plain generation whose inter-token times are taken
-MOST_WIDTHS = 10  # more widths than these are interpolated
 CURVE_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one round read: live rows, most tokens a row, and draft tokens that a model had to be run for."""
-
-    rows: int
-    width: int
-    model_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +35,16 @@ class Costs:
     Attributes:
         rows: Rows of the batch.
         context: Tokens of the longest row that the steps and forwards had behind them.
-        plain_prefill: Plain `generate` of one token.
         plain_step: Plain `generate`, from one token to the next.
-        prefill: The loop's forward over the prompts.
         forward: The loop's forward by how many tokens it reads, in all rows together.
-        draft_prefill: The draft model's forward over the prompts; `None` without a draft model.
-        draft_step: The draft model's forward over one token a row.
+        draft_step: The draft model's forward over one token a row; `None` without a draft model.
     """
 
     rows: int
     context: int
-    plain_prefill: float
     plain_step: float
-    prefill: float
     forward: dict[int, float]
-    draft_prefill: float | None = None
     draft_step: float | None = None
-
-    def ideal_speedup(self, plain: Sequence[int], ours: Sequence[int], rounds: Sequence[Round]) -> float:
-        """The speed-up if a round cost nothing but its forwards.
-
-        Args:
-            plain: Tokens of each row, decoded plainly.
-            ours: Tokens of each row, decoded in these rounds.
-            rounds: The rounds, the prefill not among them.
-
-        Returns:
-            Plain seconds a token ÷ seconds a token of these rounds, prefill included on both sides.
-        """
-        table = CostTable()
-        for tokens, measured in self.forward.items():
-            table.update(tokens, measured)
-        seconds = self.prefill + sum(table.estimate(each.rows * each.width) for each in rounds)
-        steps = sum(each.model_steps for each in rounds)
-        if steps and self.draft_step is not None and self.draft_prefill is not None:
-            seconds += self.draft_prefill + steps * self.draft_step
-        plain_seconds = self.plain_prefill + (max(plain) - 1) * self.plain_step
-        return (plain_seconds / sum(plain)) / (seconds / sum(ours))
-
-
-def used_tokens(rounds: Sequence[Round]) -> list[int]:
-    """The sizes of forward to measure for these rounds: the extremes, and those used most."""
-    counts = Counter(each.rows * each.width for each in rounds)
-    if len(counts) <= MOST_WIDTHS:
-        return sorted(counts)
-    ends = {min(counts), max(counts)}
-    often = [size for size, _ in counts.most_common() if size not in ends]
-    return sorted(ends | set(often[: MOST_WIDTHS - 2]))
 
 
 class ArrivalStreamer(BaseStreamer):  # type: ignore[misc]
@@ -147,21 +97,16 @@ def measure_costs(
         "input_ids": torch.cat([ids, middle], 1),
         "attention_mask": torch.cat([mask, torch.ones_like(middle)], 1),
     }
-    prompts, texts = _texts(inputs), _texts(later)
+    texts = real_tokens(later)
     sizes = sorted({len(texts) * max(-(-size // len(texts)), 1) for size in tokens})
     options = {"do_sample": False} | dict(options or {})
     with torch.no_grad():
         behind = _Behind(model, texts)
-        measured: dict[str, Callable[[], float]] = {
-            "plain_prefill": lambda: _timed(model, lambda: model.generate(**inputs, max_new_tokens=1, **options)),
-            "plain_step": lambda: _plain_step(model, later, options),
-            "prefill": lambda: _prefill(model, prompts),
-        }
+        measured: dict[str, Callable[[], float]] = {"plain_step": lambda: _plain_step(model, later, options)}
         for size in sizes:
             measured[f"forward {size}"] = partial(behind.forward, size // len(texts))
         if draft is not None and not forward.unsupported_reason(draft):
             draft_behind = _Behind(draft, _known(draft, texts))
-            measured["draft_prefill"] = lambda: _prefill(draft, _known(draft, prompts))
             measured["draft_step"] = lambda: draft_behind.forward(1)
         # the first pass warms up; with graphs the next ones run eagerly, one captures, and one replays for the first time
         warm_up = 1 if behind.runner.fast is None else CAPTURE_AFTER + 2
@@ -185,10 +130,6 @@ class _Behind:
         return _timed(self.model, lambda: self.runner.forward(block, [width] * len(self.texts)))
 
 
-def _prefill(model: Any, texts: list[list[int]]) -> float:
-    return _timed(model, lambda: RowModel(model, len(texts), max(map(len, texts)) + 64).prefill(texts))
-
-
 def _plain_step(model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> float:
     """Seconds between two tokens of plain decoding."""
     streamer = ArrivalStreamer(len(inputs["input_ids"]))
@@ -203,7 +144,7 @@ def _timed(model: Any, run: Callable[[], Any]) -> float:
     return now(model.device) - began
 
 
-def _texts(inputs: Mapping[str, Any]) -> list[list[int]]:
+def real_tokens(inputs: Mapping[str, Any]) -> list[list[int]]:
     """The real tokens of each row."""
     rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     return [ids[keep.bool()].tolist() for ids, keep in rows]

@@ -20,10 +20,10 @@ from typing import Any
 import hf_specdec
 
 from ..config import SpecConfig
-from ..drafters import DraftModel, draft_model, recycling
+from ..drafters import draft_model, recycling
 from ..engine import length
 from ..stats import StepEvent
-from .costs import ArrivalStreamer, Costs, Round
+from .costs import ArrivalStreamer
 from .differences import Difference, find_difference
 from .loading import LoadedModel, end_tokens, pad_token
 from .timing import now, relative_spread
@@ -63,15 +63,17 @@ class Run:
         seconds: Wall time, prompt included.
         tokens: New tokens of each row, up to and with its end token.
         arrivals: For each row when tokens arrived, in seconds from the start, and how many at once.
-        rounds: What our loop read, the prompt not counted.
+        events: The rounds of our loop, the prefill first.
+        forward_seconds: What the forwards of these rounds took when they were replayed alone; `None` if they weren't.
         stats: Our loop's statistics, as plain JSON types.
     """
 
     seconds: float
     tokens: tuple[tuple[int, ...], ...]
     arrivals: tuple[tuple[tuple[float, int], ...], ...] = ()
-    rounds: tuple[Round, ...] = ()
+    events: tuple[StepEvent, ...] = ()
     stats: Mapping[str, Any] | None = None
+    forward_seconds: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +126,6 @@ class Case:
         plain: The plain runs, in order.
         trials: The runs of each method that didn't fail.
         differences: For each method and row the first difference from plain decoding, `None` where there is none.
-        costs: Isolated forwards, if they were measured.
     """
 
     batch: int
@@ -134,7 +135,6 @@ class Case:
     plain: tuple[Run, ...]
     trials: Mapping[str, tuple[Trial, ...]]
     differences: Mapping[str, tuple[Difference | None, ...]] = field(default_factory=dict)
-    costs: Costs | None = None
 
     @property
     def spread(self) -> float:
@@ -143,25 +143,20 @@ class Case:
 
     def speedup(self, method: str) -> float:
         """Median over the trials of plain ÷ method, in seconds a token; plain is the mean of both neighbours."""
-        return median(
-            fmean(run.seconds_per_token for run in self.plain[trial.before : trial.before + 2])
-            / trial.run.seconds_per_token
-            for trial in self.trials[method]
-        )
+        return median(self._plain(trial) / trial.run.seconds_per_token for trial in self.trials[method])
 
     def ideal(self, method: str) -> float | None:
         """Median over the trials of the speed-up if the loop around the forwards cost nothing."""
-        trials = [trial for trial in self.trials[method] if trial.run.rounds]
-        if self.costs is None or not trials:
-            return None
-        lengths = [
-            ([len(row) for row in self.plain[trial.before].tokens], [len(row) for row in trial.run.tokens])
-            for trial in trials
+        ideals = [
+            self._plain(trial) * trial.run.num_tokens / alone
+            for trial in self.trials[method]
+            if (alone := trial.run.forward_seconds)
         ]
-        return median(
-            self.costs.ideal_speedup(plain, ours, trial.run.rounds)
-            for trial, (plain, ours) in zip(trials, lengths, strict=True)
-        )
+        return median(ideals) if ideals else None
+
+    def _plain(self, trial: Trial) -> float:
+        """Seconds a token of the plain runs around a trial."""
+        return fmean(run.seconds_per_token for run in self.plain[trial.before : trial.before + 2])
 
 
 class Learnt:
@@ -253,8 +248,8 @@ def decode(loaded: LoadedModel, inputs: Mapping[str, Any], method: Method, max_n
     return Run(
         seconds,
         _new_tokens(output, width, end_tokens(loaded)),
-        tuple(map(tuple, watch.arrivals)) if watch.rounds else (),
-        tuple(watch.rounds),
+        tuple(map(tuple, watch.arrivals)) if watch.events else (),
+        tuple(watch.events),
         None if stats is None else stats.to_dict(),
     )
 
@@ -291,17 +286,14 @@ class _Watch:
     def __init__(self, rows: int) -> None:
         self.began = 0.0
         self.arrivals: list[list[tuple[float, int]]] = [[] for _ in range(rows)]
-        self.rounds: list[Round] = []
+        self.events: list[StepEvent] = []
 
     def __call__(self, event: StepEvent) -> None:
         seconds = time.perf_counter() - self.began
         for row, emitted in zip(event.rows, event.emitted, strict=True):
             if emitted:
                 self.arrivals[row].append((seconds, len(emitted)))
-        if event.step:
-            drafted = max(map(len, event.drafted))
-            with_model = DraftModel.name in event.source
-            self.rounds.append(Round(len(event.rows), drafted + 1, drafted if with_model else 0))
+        self.events.append(event)
 
 
 def _new_tokens(output: Any, prompt: int, ends: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -63,7 +63,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def timed(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
         run = decode(loaded, inputs, method, tokens)
-        return Run(4.0 if method.name == "plain" else 2.0, run.tokens, run.arrivals, run.rounds, run.stats)
+        return Run(4.0 if method.name == "plain" else 2.0, run.tokens, run.arrivals, run.events, run.stats)
 
     monkeypatch.setattr(bench, "decode", timed)
 
@@ -99,7 +99,7 @@ def test_refusal(run: Bench, model: str, prompts: str, monkeypatch: pytest.Monke
     def unsteady(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
         calls.append(0)
         run = decode(loaded, inputs, method, tokens)
-        return Run(float(len(calls)), run.tokens, run.arrivals, run.rounds, run.stats)
+        return Run(float(len(calls)), run.tokens, run.arrivals, run.events, run.stats)
 
     monkeypatch.setattr(bench, "decode", unsteady)
     code, out, _ = run(model, "--prompts", prompts, "--categories", "talk", "--no-ideal", *QUICK)
@@ -153,7 +153,7 @@ def test_draft_model(run: Bench, model: str, prompts: str) -> None:
     methods = data["cases"][0]["methods"]
     assert {"draft_model", "hybrid", "transformers_draft"} <= set(methods)
     assert data["draft"]["parameters"] == data["target"]["parameters"]
-    assert data["cases"][0]["costs"]["draft_step"] > 0
+    assert data["cost_curves"][0]["draft_step"] > 0
     assert not data["failures"]
 
 

@@ -24,7 +24,7 @@ from hf_specdec.engine.graphs import CAPTURE_AFTER
 from hf_specdec.tools import bench, costs
 from hf_specdec.tools.bench import WARM_UP_PROMPT, BenchSettings, choose_methods, run_bench
 from hf_specdec.tools.bench_report import SCHEMA_VERSION, BenchReport, Failure
-from hf_specdec.tools.costs import MOST_WIDTHS, Costs, Round, measure_costs, used_tokens
+from hf_specdec.tools.costs import measure_costs
 from hf_specdec.tools.differences import Difference, find_difference
 from hf_specdec.tools.loading import LoadedModel, encode_batch, load_model
 from hf_specdec.tools.suites import BenchPrompt, Suite
@@ -207,34 +207,6 @@ class TestRuns:
 
 
 class TestCosts:
-    costs = Costs(
-        rows=1, context=20, plain_prefill=1.0, plain_step=1.0, prefill=0.5, forward={1: 0.8, 3: 1.2},
-        draft_prefill=0.3, draft_step=0.1,
-    )  # fmt: skip
-
-    def test_ideal(self) -> None:
-        # plain: 1 + 9 × 1 for 10 tokens; ours: 0.5 + 0.8 + 1.0 (two tokens, interpolated) + 1.2 for 10 tokens
-        rounds = [Round(1, 1), Round(1, 2), Round(1, 3)]
-        assert self.costs.ideal_speedup([10], [10], rounds) == pytest.approx(10 / 3.5)
-
-    def test_ideal_pays_for_the_draft_model(self) -> None:
-        rounds = [Round(1, 3, model_steps=2)]
-        assert self.costs.ideal_speedup([4], [4], rounds) == pytest.approx(4 / (0.5 + 1.2 + 0.3 + 0.2))
-
-    def test_ideal_is_by_token(self) -> None:
-        assert self.costs.ideal_speedup([2], [1], []) == pytest.approx((2 / 2) / (0.5 / 1))
-
-    def test_the_longest_row_decides_how_long_plain_decoding_takes(self) -> None:
-        assert self.costs.ideal_speedup([2, 4], [2, 4], []) == pytest.approx((4 / 6) / (0.5 / 6))
-
-    def test_sizes_to_measure(self) -> None:
-        assert used_tokens([Round(2, 3), Round(1, 1), Round(1, 6)]) == [1, 6]
-        many = [Round(1, width) for width in range(1, 30) for _ in range(width % 7)] + [Round(1, 40)]
-        found = used_tokens(many)
-        assert len(found) == MOST_WIDTHS
-        assert found[0] == min(each.width for each in many)
-        assert found[-1] == 40
-
     def test_measured(self, loaded: LoadedModel) -> None:
         inputs = encode_batch(loaded, ["abcabc", "a"])
         answers = [[65] * 12, [66] * 3]
@@ -243,7 +215,7 @@ class TestCosts:
         assert list(costs.forward) == [2, 4, 8]  # whole rows
         assert costs.rows == 2
         assert costs.context == len("[abcabc]") + 6
-        assert min(costs.plain_step, costs.plain_prefill, costs.prefill, *costs.forward.values()) > 0
+        assert min(costs.plain_step, *costs.forward.values()) > 0
         assert costs.draft_step is not None
         assert costs.draft_step > 0
 
@@ -282,14 +254,11 @@ def test_a_case_counts_once_for_acceptance_by_position() -> None:
 
 
 class TestEfficiency:
-    """η is the measured speed-up ÷ the ideal of the rounds that happened."""
-
-    rounds = (Round(1, 2),) * 3
-    costs = Costs(rows=1, context=9, plain_prefill=1.0, plain_step=1.0, prefill=1.0, forward={2: 1.0})
+    """η is the measured speed-up ÷ that of the same forwards alone."""
 
     def case(self, plain: float, **changes: Any) -> Case:
-        trials = {"a": (Trial(0, run_of(5.0, rounds=self.rounds)),)}
-        return Case(1, "own", ("p",), (5,), (run_of(10.0), run_of(plain)), trials, costs=self.costs, **changes)
+        trials = {"a": (Trial(0, run_of(5.0, forward_seconds=4.0)),)}
+        return Case(1, "own", ("p",), (5,), (run_of(10.0), run_of(plain)), trials, **changes)
 
     def test_given(self) -> None:
         summary = summarise(1, "own", [self.case(10.0)], "a")
@@ -302,7 +271,7 @@ class TestEfficiency:
         summary = summarise(1, "own", [self.case(20.0)], "a")
         assert summary.speedup is summary.ideal is summary.efficiency is None
 
-    def test_without_costs(self) -> None:
+    def test_without_replays(self) -> None:
         summary = summarise(1, "own", [case_of([1.0, 1.0], {"a": [(0, 0.5)]})], "a")
         assert summary.speedup is not None
         assert summary.ideal is summary.efficiency is None
@@ -362,13 +331,8 @@ class TestDecode:
             assert len(run.token_gaps) == run.num_tokens - len(texts)
             assert sum(run.token_gaps) <= len(texts) * run.seconds
         assert ours.stats is not None
-        assert sum(each.rows for each in ours.rounds) == ours.stats["num_spec_steps"]
-        assert all(1 <= each.width <= 17 and each.model_steps == 0 for each in ours.rounds)
-
-    def test_model_steps_are_counted(self, loaded: LoadedModel) -> None:
-        config = SpecConfig(drafter="draft_model", draft_model=loaded.model, num_draft_tokens=3, draft_length="fixed")
-        ours = decode(loaded, encode_batch(loaded, ["abc"]), Method("ours", config), 16)
-        assert ours.rounds[0] == Round(rows=1, width=4, model_steps=3)
+        assert [event.step for event in ours.events] == list(range(len(ours.events)))
+        assert sum(len(event.rows) for event in ours.events[1:]) == ours.stats["num_spec_steps"]
 
     def test_transformers_own_loop(self, loaded: LoadedModel) -> None:
         inputs = encode_batch(loaded, ["abcabcabcabc"])
@@ -512,7 +476,8 @@ class TestBench:
             assert all(len(trials) == 2 for trials in case.trials.values())
             assert len(case.plain) == 1 + 2 * len(expected)
             assert all(each is None for found in case.differences.values() for each in found)
-            assert case.costs is not None
+            assert all(case.ideal(name) for name in ("prompt_lookup", "recycling", "none"))
+            assert case.batch == 2 or case.ideal("transformers_lookup") is None
 
     def test_transformers_takes_one_prompt_at_a_time(self, report: BenchReport) -> None:
         """Its reason is told, and it doesn't count as a failure of ours."""
@@ -627,16 +592,14 @@ class TestBench:
         (reasons,) = (each["fallback_reasons"] for each in json.loads(json.dumps(report.to_dict()))["summaries"][1:])
         assert list(reasons.values()) == [1]
 
-    def test_failing_isolated_forwards_cost_only_the_ideal(
-        self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failing_replays_cost_only_the_ideal(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[int] = []
 
-        def failing(*arguments: Any) -> Costs:
+        def failing(*arguments: Any) -> float:
             calls.append(0)
             raise RuntimeError("out of memory")
 
-        monkeypatch.setattr(bench, "measure_costs", failing)
+        monkeypatch.setattr(bench, "replay", failing)
         report = run_bench(loaded, suite("abc", "def"), choose_methods(["none"])[0], QUICK)
         assert len(report.cases) == 2
         assert len(calls) == 1
@@ -649,7 +612,7 @@ class TestBench:
             if method.name != "none":
                 return run
             worst = int(loaded.model(inputs["input_ids"]).logits[0, -1].argmin())
-            return Run(run.seconds, ((worst, *run.tokens[0][1:]),), run.arrivals, run.rounds, run.stats)
+            return Run(run.seconds, ((worst, *run.tokens[0][1:]),), run.arrivals, run.events, run.stats)
 
         monkeypatch.setattr(bench, "decode", other)
         report = run_bench(loaded, suite("abc"), choose_methods(["none"])[0], QUICK)
@@ -662,7 +625,7 @@ class TestBench:
 
         def timed(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
             run = decode(loaded, inputs, method, tokens)
-            return Run(next(seconds), run.tokens, run.arrivals, run.rounds, run.stats)
+            return Run(next(seconds), run.tokens, run.arrivals, run.events, run.stats)
 
         monkeypatch.setattr(bench, "decode", timed)
         data = run_bench(loaded, suite("abc"), choose_methods(["none"])[0], QUICK).to_dict()

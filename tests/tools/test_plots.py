@@ -44,7 +44,7 @@ def made_up_report(batches: tuple[int, ...] = (1, 8), plain: float = 4.0, **chan
                 }
                 cases.append(Case(batch, category, (f"{category}/{number}",), (30,), tuple(runs), trials))
     curves = {
-        batch: Costs(batch, 200, 0.3, 0.05 * batch**0.5, 0.2, {n * batch: 0.03 + 0.004 * n * batch for n in (1, 2, 4, 8, 16)})
+        batch: Costs(batch, 200, 0.05 * batch**0.5, {n * batch: 0.03 + 0.004 * n * batch for n in (1, 2, 4, 8, 16)})
         for batch in batches
     }  # fmt: skip
     fields: dict[str, Any] = {
