@@ -23,6 +23,8 @@ class Repository:
         complete: Whether the weights are on this disk.
         tags: The Hub's tags.
         gated: Whether the Hub asks for consent first.
+        sizes: Bytes of its files, by name, where they are known.
+        problem: Why it was found but could not be read, or `None`.
     """
 
     id: str
@@ -35,6 +37,8 @@ class Repository:
     complete: bool = False
     tags: tuple[str, ...] = ()
     gated: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
