@@ -89,7 +89,9 @@ def decoder_config(raw: Mapping[str, Any]) -> Any:
         return AutoConfig.for_model(kind, **fields).get_text_config(decoder=True)
     except Exception as error:  # a type or a field that this version doesn't know; the fields themselves may do
         logger.debug("reading a configuration of type %r as it is: %s", kind, error)
-        return SimpleNamespace(model_type=kind, **{name: value for name, value in fields.items() if name.isidentifier()})
+        return SimpleNamespace(
+            model_type=kind, **{name: value for name, value in fields.items() if name.isidentifier()}
+        )
 
 
 def _read(config: Any, name: str, default: Any = None) -> Any:

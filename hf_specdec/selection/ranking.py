@@ -27,8 +27,8 @@ FLOAT32_ON_CPU = 0.5  # there, the step from one token to several is a step to s
 NEW_EXPERTS = 0.5  # neighbouring tokens share about half of the experts they could differ in
 MOST_DRAFT_TOKENS = 8
 
-# same family, a tenth of the target: .7; each factor of four in size ± .03
-USUAL_ACCEPTANCE, PER_FACTOR_OF_FOUR = 0.7, 0.03
+# same family, a tenth of the target: .7; each factor of four in size ± .03, and as much again below SMALL
+USUAL_ACCEPTANCE, PER_FACTOR_OF_FOUR, SMALL = 0.7, 0.03, 100e6
 OTHER_KIND = 0.1  # less, where an instruct model drafts for a coder, say
 LEAST_SPEEDUP = 1.05
 MOST_COST = 0.45  # dearer drafts lose as soon as acceptance is a little worse than predicted
@@ -99,8 +99,8 @@ def forward_cost(target: ModelFacts, tokens: int) -> float:
 
 def usual_acceptance(target: ModelFacts, draft: ModelFacts, same_kind: bool = True) -> float:
     """How often a draft of the target's family is right, by the sizes without the output layers."""
-    ratio = _body(draft) / _body(target)
-    usual = USUAL_ACCEPTANCE + PER_FACTOR_OF_FOUR * math.log(10 * ratio, 4)
+    ratio = 10 * _body(draft) / _body(target) * min(_body(draft) / SMALL, 1)
+    usual = USUAL_ACCEPTANCE + PER_FACTOR_OF_FOUR * math.log(ratio, 4)
     return min(max(usual, 0.5), 0.85) - (0 if same_kind else OTHER_KIND)
 
 
