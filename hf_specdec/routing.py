@@ -22,6 +22,7 @@ from .engine import graphs, length
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
 from .request import draft_of
+from .selection import automatic
 from .selection.load import load_draft
 from .selection.vocabulary import different_ids_reason
 from .stats import SpecStats
@@ -49,7 +50,8 @@ def last_stats(model: Any) -> SpecStats | None:
 
 
 def reset(model: Any = None) -> None:
-    """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say.
+    """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say, and
+    which draft model `speculative=True` picked.
 
     It is kept in memory only, goes with the model, and changes speed, never the text. CUDA graphs that were kept for
     the next call are freed.
@@ -59,6 +61,7 @@ def reset(model: Any = None) -> None:
     """
     length.reset(model)
     drafters.reset(model)
+    automatic.reset(model)
     graphs.free(model)
 
 
@@ -115,6 +118,11 @@ def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[st
 def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[Any, str | None]:
     """The drafter of a call, or why there is none."""
     draft = config.draft_model
+    if automatic.is_wanted(config):
+        draft = automatic.draft_for(model, config)
+        # one that was made for the draft that wasn't found can't be used
+        named = config.drafter if draft is not None or isinstance(config.drafter, str) else None
+        return loaded(resolve(named, draft), draft), None
     if isinstance(draft, (str, os.PathLike)):
         draft = load_draft(model, os.fspath(draft), config.draft_device)
     if draft is not None:
