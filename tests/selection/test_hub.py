@@ -301,7 +301,7 @@ def test_a_server_that_asks_for_patience_gets_a_little(hub: HubServer, monkeypat
 
 
 def test_one_bad_repository_spoils_no_search(hub: HubServer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(hubs, "METADATA_SECONDS", 1.0)
+    monkeypatch.setattr(hubs, "METADATA_SECONDS", 2.0)
     hub.fail(DRAFT, "slow", on="config.json")
     hub.repositories["acme/Tiny-0.6B"].readers = (TOKEN,)
     problems = {repository.id: repository.problem for repository in search("acme", ["Tiny"])}

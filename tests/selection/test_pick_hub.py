@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from typer.testing import CliRunner
 
+from hf_specdec.cli import app
 from hf_specdec.selection import hub as hubs
 from hf_specdec.selection.candidates import Candidate, Choice
 from hf_specdec.selection.hub import HubProblem, cached, describe, download
@@ -31,8 +33,8 @@ def _no_weights(hub: HubServer) -> Iterator[None]:
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "METADATA_SECONDS", 0.5)
-    monkeypatch.setattr(hubs, "TOKENIZER_SECONDS", 0.5)
+    monkeypatch.setattr(hubs, "METADATA_SECONDS", 1.5)
+    monkeypatch.setattr(hubs, "TOKENIZER_SECONDS", 1.5)
 
 
 def name_of(choice: Choice) -> str | None:
@@ -59,7 +61,6 @@ def test_from_the_hub(hub: HubServer) -> None:
     assert chosen.predicted_speedup > 1
     wrong = candidate(choice, OTHER_IDS)  # smaller, but its ids stand for other tokens
     assert (wrong.verdict, wrong.verified) == ("other vocabulary", True)
-    assert candidate(choice, "acme/Tiny-0.6B").verdict == "rejected"  # a base model for an instruct model
     assert {each.id for each in choice.candidates} <= set(hub.repositories)
     assert not [
         each for each in choice.candidates if each.id.endswith(("AWQ", "GGUF", "FP8", "LoRA", "0.3B-Instruct"))
@@ -103,6 +104,14 @@ def test_a_gated_draft_gives_way_to_the_next(hub: HubServer, monkeypatch: pytest
     assert name_of(pick(INSTRUCT, token=TOKEN, refresh=True)) == DRAFT
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert name_of(pick(INSTRUCT, refresh=True)) == DRAFT
+
+
+def test_a_base_model_is_no_draft_for_an_instruct_model(hub: HubServer) -> None:
+    for id in (DRAFT, SECOND):
+        del hub.repositories[id]
+    choice = pick(INSTRUCT)
+    assert choice.chosen is None
+    assert "another kind" in candidate(choice, "acme/Tiny-0.6B").reasons[0]  # its tokenizer has no chat template
 
 
 def test_with_all_drafts_gated_none_is_picked(hub: HubServer) -> None:
@@ -230,17 +239,13 @@ def test_one_silent_hub_is_asked_a_few_questions_not_one_a_candidate(
     assert "doesn't answer" in " ".join(choice.notes)
 
 
+def run(*arguments: str) -> tuple[int, Any]:
+    """Exit code and JSON (or messages) of `hf-specdec drafts`."""
+    result = CliRunner().invoke(app, ["drafts", *arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout) if result.exit_code == 0 else result.output
+
+
 def test_the_command_line_says_the_same(hub: HubServer) -> None:
-    drafts = pytest.importorskip("hf_specdec.cli.drafts")
-    assert drafts
-    from typer.testing import CliRunner
-
-    from hf_specdec.cli import app
-
-    def run(*arguments: str) -> tuple[int, Any]:
-        result = CliRunner().invoke(app, ["drafts", *arguments, "--json"])
-        return result.exit_code, json.loads(result.stdout) if result.exit_code == 0 else result.output
-
     code, data = run(INSTRUCT)
     assert code == 0
     assert data["chosen"] == {"id": DRAFT, "kind": "draft_model", "verified": True}
@@ -250,7 +255,16 @@ def test_the_command_line_says_the_same(hub: HubServer) -> None:
     assert verdicts[OTHER_IDS] == "other vocabulary"
     code, data = run(LARGE)
     assert (code, data["chosen"]) == (0, None)
-    hub.repositories[DRAFT].readers = ()
-    code, data = run(INSTRUCT, "--refresh")
-    assert data["chosen"]["id"] == SECOND
     assert not [name for name in hub.asked() if name.endswith(".safetensors")]
+
+
+def test_the_command_line_without_the_hub(hub: HubServer) -> None:
+    hub.repositories[DRAFT].readers = (TOKEN,)
+    assert run(INSTRUCT)[1]["chosen"]["id"] == SECOND
+    hub.stop()
+    code, data = run("Qwen/Qwen3-8B")  # in the catalog
+    assert code == 0
+    assert data["chosen"] == {"id": "Qwen/Qwen3-0.6B", "kind": "draft_model", "verified": False}
+    assert {each["verdict"] for each in data["candidates"]} <= {"unverified", "rejected"}
+    code, data = run("acme/Nowhere")
+    assert (code, data["chosen"]) == (0, None)
