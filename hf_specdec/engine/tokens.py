@@ -73,7 +73,7 @@ class Vocabulary:
         special = {index for index, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         tokens = dict(tokenizer.get_vocab())
         strings = {str(token): index for index, token in added.items()}
-        prefix = tuple(tokenizer.build_inputs_with_special_tokens([])[:1])
+        prefix = tuple(tokenizer.encode("")[:1])
         kind = _guessed_kind(tokens)
         return cls(tokens, None, frozenset(special), strings, known, kind, prefix, output_size, name)
 

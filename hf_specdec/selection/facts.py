@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 # types whose weights the formula counts to within a percent; tests/selection/test_facts.py builds one of each
 GATED = {
-    "aya", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite", "granitemoe",
-    "llama", "ministral", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "phimoe",
+    "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite", "granitemoe",
+    "llama", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "phimoe",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm",
 }  # fmt: skip
 UNGATED = {"codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2"}
@@ -148,8 +148,10 @@ def _count_on_meta(config: Any) -> dict[str, Any] | None:
     """The same, of the model built without memory; `None` where Transformers can't build it."""
     try:
         from accelerate import init_empty_weights
-        from transformers import AutoModelForCausalLM
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return None
         with init_empty_weights(include_buffers=True):
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever a model's constructor raises
