@@ -24,7 +24,9 @@ from ..errors import SpecDecError
 
 
 WORKERS = 8
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+)
 
 Kind = Literal["offline", "gated", "missing", "network", "server", "disk", "unusable"]
 

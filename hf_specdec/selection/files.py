@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +153,17 @@ def custom_code_reason(config: Mapping[str, Any]) -> str | None:
     """Why a configuration needs code from its repository, or `None`. Many name such code and no longer need it."""
     if not config.get("auto_map"):
         return None
-    import transformers
-
     architectures = config.get("architectures") or ()
-    if architectures and all(name in dir(transformers) for name in architectures):
+    if architectures and set(architectures) <= _known_classes():
         return None
     return "it needs code from its repository (auto_map), which is never run"
+
+
+@cache
+def _known_classes() -> frozenset[str]:
+    import transformers
+
+    return frozenset(dir(transformers))
 
 
 def _not_causal_reason(config: Mapping[str, Any]) -> str | None:

@@ -43,8 +43,8 @@ __all__ = [
     "tokenizer_folder",
 ]
 
-METADATA_SECONDS = 10.0  # for one question, retries included
-TOKENIZER_SECONDS = 60.0  # up to 40 MB, and nothing can be verified without
+METADATA_SECONDS = 5.0  # for one question, retries included
+TOKENIZER_SECONDS = 30.0  # up to 40 MB, and nothing can be verified without
 NUMBER_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 Token = str | bool | None

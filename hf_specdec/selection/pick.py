@@ -31,6 +31,7 @@ FITS = {"same": "fits", "same-with-padding": "fits with padding"}
 RANKS = {"fits": 0, "fits with padding": 0, "unverified": 1, "other vocabulary": 2, "rejected": 3}
 UNREACHABLE = ("offline", "network", "server")
 MOST_VERIFIED = 6  # candidates of one source whose files are looked at
+MOST_SILENCES = 2  # questions without an answer, before the Hub is let alone
 BETTER = 1.1  # a draft that isn't here is worth a word when it promises this much more
 
 
@@ -97,6 +98,7 @@ class _Search:
         self.target, self.asking, self.free, self.overhead = target, asking, free, overhead
         self.hub, self.notes, self.catalog = hub, notes, load_catalog()
         self.found: dict[str, Candidate] = {}
+        self.silences = 0
         self.chosen: Candidate | None = None
         self.vocabulary: Vocabulary | str | None = None
 
@@ -150,6 +152,8 @@ class _Search:
             return replace(
                 candidate, kind=option.kind, verdict="rejected" if reasons else "unverified", reasons=reasons
             )
+        if option.repository is not None and option.repository.problem:
+            return replace(candidate, verdict="rejected", reasons=(option.repository.problem,))
         if option.facts is None:
             return candidate
         reason, prediction = self._weigh(option)
@@ -197,8 +201,7 @@ class _Search:
             return candidate
         try:
             repository: Repository = option.repository or self.hub.describe(option.id, **self.asking)
-            reason = repository.problem or self.hub.excluded_reason(repository)
-            if reason:
+            if reason := self.hub.excluded_reason(repository):
                 return replace(candidate, verdict="rejected", reasons=(reason,))
             option = replace(option, repository=repository, facts=facts_of(repository))
             candidate = self._judge(option)
@@ -214,6 +217,7 @@ class _Search:
                 self.vocabulary = _vocabulary(self.target.repository, place)
             ours, theirs = self.vocabulary, _vocabulary(repository, folder)
         except HubProblem as problem:
+            self._count_silence(problem)
             verdict = "unverified" if problem.kind in UNREACHABLE else "rejected"
             return replace(candidate, verdict=verdict, reasons=(*candidate.reasons, str(problem)))
         except (SpecDecError, OSError, ValueError) as error:
@@ -225,6 +229,13 @@ class _Search:
         verdict = FITS.get(compared.verdict) or ("fits with padding" if compared.fits else "other vocabulary")
         notes = () if verdict == "fits" else compared.reasons
         return replace(candidate, verdict=verdict, reasons=(*candidate.reasons, *notes), verified=True)
+
+    def _count_silence(self, problem: HubProblem) -> None:
+        """Ask a Hub that doesn't answer a few times, not once a candidate: every question waits for its limit."""
+        self.silences += problem.kind == "network"
+        if self.silences == MOST_SILENCES and not self.asking["local_files_only"]:
+            self.asking = {**self.asking, "local_files_only": True}
+            self.notes.append(f"the Hub doesn't answer, so it isn't asked any further: {problem}")
 
     def _next_best(self) -> Candidate | None:
         """Where none fits for sure: the most promising unseen one, else what the user wanted anyway."""
