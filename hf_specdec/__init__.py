@@ -16,7 +16,7 @@ from .stats import SpecStats, StepEvent
 
 
 if TYPE_CHECKING:
-    from .drafters import Draft, Drafter, DraftModel, Hybrid, PromptLookup, Recycling
+    from .drafters import CrossVocabulary, Draft, Drafter, DraftModel, Hybrid, PromptLookup, Recycling
     from .hook import decoder, disable, enable, generate
     from .outputs import SpecOutput
     from .routing import last_stats, reset
@@ -27,6 +27,7 @@ except PackageNotFoundError:  # a source tree that isn't installed
     __version__ = "0+unknown"
 
 _LAZY = {
+    "CrossVocabulary": "drafters",
     "Draft": "drafters",
     "DraftModel": "drafters",
     "Drafter": "drafters",
@@ -54,6 +55,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "CrossVocabulary",
     "Draft",
     "DraftModel",
     "Drafter",

@@ -195,13 +195,15 @@ def _enabled_class(base: Any) -> Any:
 
 
 def decoder(
-    *, streamer: Any = None, tokenizer: Any = None, stop_strings: Any = None, speculative: Any = True, **fields: Any
-) -> Callable[..., Any]:
+    *, streamer: Any = None, tokenizer: Any = None, assistant_tokenizer: Any = None, stop_strings: Any = None,
+    speculative: Any = True, **fields: Any,
+) -> Callable[..., Any]:  # fmt: skip
     """A decoding function for Transformers' own extension point, `generate(..., custom_generate=decoder(...))`.
 
     Args:
         streamer: Streamer; pass it here, as `generate` drops it for custom functions.
-        tokenizer: Tokenizer for `stop_strings`.
+        tokenizer: Tokenizer for `stop_strings`, and for drafts across vocabularies.
+        assistant_tokenizer: The draft model's tokenizer, for drafts across vocabularies.
         stop_strings: Strings that end a text; pass them here, for the same reason.
         speculative: As in `generate(..., speculative=...)`.
         **fields: Fields of `SpecConfig`.
@@ -248,6 +250,7 @@ def decoder(
             return run_plainly(model, plain, config, call, f"decoding mode '{mode.value}' is not sped up")
         request: Request = getattr(generation_config, "_hf_specdec", None) or Request()
         generation_config._hf_specdec = None
+        call |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
         return run(model, plain, request.refine(config, generation_config), call)
 
     return speculative_decoding
@@ -263,8 +266,9 @@ def _native_method(model: Any, mode: Any) -> Callable[..., Any]:
 
 def generate(
     model: Any, inputs: Tensor | None = None, *, speculative: Any = True, assistant_model: Any = None,
-    streamer: Any = None, tokenizer: Any = None, stop_strings: Any = None, prompt_lookup_num_tokens: int | None = None,
-    max_matching_ngram_size: int | None = None, generation_config: Any = None, **kwargs: Any,
+    streamer: Any = None, tokenizer: Any = None, assistant_tokenizer: Any = None, stop_strings: Any = None,
+    prompt_lookup_num_tokens: int | None = None, max_matching_ngram_size: int | None = None,
+    generation_config: Any = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """`model.generate` with speculation, without any hook.
 
@@ -274,7 +278,9 @@ def generate(
         speculative: `True`, a drafter's name, a `SpecConfig` or a `Drafter`; `False` decodes plainly.
         assistant_model: Draft model, its id or path; the same as `SpecConfig(draft_model=...)`.
         streamer: As in `model.generate`.
-        tokenizer: As in `model.generate`; needed for `stop_strings`.
+        tokenizer: As in `model.generate`; needed for `stop_strings` and, where it isn't saved with the model, for a draft
+            model with other token ids.
+        assistant_tokenizer: As in `model.generate`: the draft model's, for the same case.
         stop_strings: As in `model.generate`.
         prompt_lookup_num_tokens: As in `model.generate`: draft this many tokens by lookup.
         max_matching_ngram_size: As in `model.generate`: longest n-gram to look up.
@@ -303,6 +309,7 @@ def generate(
         generation_config.stop_strings = None
     settings: dict[str, Any] = {} if generation_config is None else {"generation_config": generation_config}
     custom = decoder(
-        streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings or saved, speculative=config or False
-    )
+        streamer=streamer, tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer,
+        stop_strings=stop_strings or saved, speculative=config or False,
+    )  # fmt: skip
     return model.generate(inputs, custom_generate=custom, **settings, **kwargs)

@@ -17,11 +17,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from . import drafters
 from .config import SpecConfig
 from .decoding import Call, decode
-from .drafters import loaded, resolve
+from .drafters import CrossVocabulary, DraftModel, crossed, loaded, resolve
 from .engine import graphs, length
+from .engine.tokens import saved_tokenizer
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
 from .request import draft_of
+from .selection import automatic
 from .selection.load import load_draft
 from .selection.vocabulary import different_ids_reason
 from .stats import SpecStats
@@ -49,7 +51,8 @@ def last_stats(model: Any) -> SpecStats | None:
 
 
 def reset(model: Any = None) -> None:
-    """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say.
+    """Forget what generations have learnt: what pays, how often drafts are accepted, what the target likes to say, and
+    which draft model `speculative=True` picked.
 
     It is kept in memory only, goes with the model, and changes speed, never the text. CUDA graphs that were kept for
     the next call are freed.
@@ -59,6 +62,7 @@ def reset(model: Any = None) -> None:
     """
     length.reset(model)
     drafters.reset(model)
+    automatic.reset(model)
     graphs.free(model)
 
 
@@ -115,15 +119,43 @@ def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[st
 def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[Any, str | None]:
     """The drafter of a call, or why there is none."""
     draft = config.draft_model
+    if automatic.is_wanted(config):
+        draft = automatic.draft_for(model, config)
+        # one that was made for the draft that wasn't found can't be used
+        named = config.drafter if draft is not None or isinstance(config.drafter, str) else None
+        return loaded(resolve(named, draft), draft), None
+    if isinstance(draft, str) and draft == automatic.AUTO:  # with a drafter that needs none
+        draft = None
     if isinstance(draft, (str, os.PathLike)):
         draft = load_draft(model, os.fspath(draft), config.draft_device)
-    if draft is not None:
-        if reason := different_ids_reason(model, draft, passed["tokenizer"], passed["assistant_tokenizer"]):
-            return None, reason
-        if reason := draft_of(draft):
-            return None, reason
-    drafter = resolve(config.drafter, draft)
-    return loaded(drafter, draft) if draft is not None else drafter, None
+    if draft is None:
+        return resolve(config.drafter, None), None
+    if reason := draft_of(draft):
+        return None, reason
+    drafter = loaded(resolve(config.drafter, draft), draft)
+    tokenizers = _tokenizers(model, draft, passed, isinstance(config.draft_model, (str, os.PathLike)))
+    if reason := different_ids_reason(model, draft, *tokenizers):
+        if None in tokenizers:
+            tokenizers = _tokenizers(model, draft, passed, True)
+            reason = different_ids_reason(model, draft, *tokenizers)
+        if None in tokenizers:
+            hint = "pass `tokenizer=` and `assistant_tokenizer=`, and it drafts across vocabularies"
+            return None, f"{reason} ({hint})"
+        if reason:
+            logger.info("drafting across vocabularies: %s", reason)
+            drafter = crossed(drafter, *tokenizers)
+            if isinstance(drafter, DraftModel) and not isinstance(drafter, CrossVocabulary):
+                return None, f"{reason} ({type(drafter).__name__} reads the target's ids)"
+    return drafter, None
+
+
+def _tokenizers(model: Any, draft: Any, passed: dict[str, Any], load: bool) -> tuple[Any, Any]:
+    """Those of target and draft: what was passed, else what is saved with the model (if `load`), else `None`."""
+    found = []
+    for name, each in (("tokenizer", model), ("assistant_tokenizer", draft)):
+        given = passed[name]
+        found.append(given if given is not None or not load else saved_tokenizer(each))
+    return found[0], found[1]
 
 
 def note_plain(config: SpecConfig, reason: str) -> None:

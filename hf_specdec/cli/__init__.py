@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, demo, env, generate
+from . import bench, demo, drafts, env, generate
 
 
 EXAMPLES = """Examples:
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
 app.command("env", epilog=env.EXAMPLES)(env.env)
 
 

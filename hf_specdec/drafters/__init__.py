@@ -5,6 +5,7 @@ A new strategy is a file here and a line in `DRAFTERS`; a user's own needs neith
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from ..engine.length import Outlook
 from ..errors import IncompatibleDraftError, SpecDecError
 from . import draft_model, recycling
 from .base import Draft, DraftContext, Drafter
+from .cross_vocabulary import CrossVocabulary
 from .draft_model import DraftModel
 from .hybrid import Hybrid
 from .prompt_lookup import PromptLookup
@@ -62,10 +64,41 @@ def resolve(drafter: Any, draft_model: Any) -> Drafter | None:
 
 def loaded(drafter: Drafter | None, draft_model: Any) -> Drafter | None:
     """The drafter with the loaded model in place of an id or a path that it was made with."""
-    if isinstance(drafter, DraftModel) and isinstance(drafter.model, (str, os.PathLike)):
-        return DraftModel(draft_model, drafter.confidence_threshold)
-    if isinstance(drafter, Hybrid) and isinstance(drafter.model.model, (str, os.PathLike)):
-        return Hybrid(DraftModel(draft_model, drafter.model.confidence_threshold))
+
+    def in_place(model: DraftModel) -> DraftModel:
+        if isinstance(model.model, (str, os.PathLike)):
+            model = copy.copy(model)
+            model.model = draft_model
+        return model
+
+    return _with_model(drafter, in_place)
+
+
+def crossed(drafter: Drafter | None, tokenizer: Any, draft_tokenizer: Any) -> Drafter | None:
+    """The drafter with one that knows both tokenizers in place of a draft model that reads the target's ids.
+
+    Args:
+        drafter: Any drafter; a subclass of `DraftModel` stays as it is.
+        tokenizer: The target's tokenizer.
+        draft_tokenizer: The draft's.
+    """
+
+    def across(model: DraftModel) -> DraftModel:
+        if type(model) is not DraftModel:
+            return model
+        threshold = model.confidence_threshold
+        return CrossVocabulary(model.model, tokenizer, draft_tokenizer, confidence_threshold=threshold)
+
+    return _with_model(drafter, across)
+
+
+def _with_model(drafter: Drafter | None, change: Callable[[DraftModel], DraftModel]) -> Drafter | None:
+    """The drafter with its draft model changed, if it has one."""
+    if isinstance(drafter, DraftModel):
+        return change(drafter)
+    if isinstance(drafter, Hybrid):
+        drafter = copy.copy(drafter)
+        drafter.model = change(drafter.model)
     return drafter
 
 
@@ -80,6 +113,7 @@ def reset(model: Any = None) -> None:
 
 __all__ = [
     "DRAFTERS",
+    "CrossVocabulary",
     "Draft",
     "DraftContext",
     "DraftModel",
@@ -88,6 +122,7 @@ __all__ = [
     "Outlook",
     "PromptLookup",
     "Recycling",
+    "crossed",
     "loaded",
     "reset",
     "resolve",

@@ -78,6 +78,7 @@ class DraftModel(Drafter):
     """
 
     name: ClassVar[str] = "draft_model"
+    most_unread: ClassVar[int] = 2  # tokens that a round has to read if the one before was drafted
 
     def __init__(self, model: Any, confidence_threshold: float | None = None) -> None:
         self.model = model
@@ -122,10 +123,10 @@ class DraftModel(Drafter):
             length: Most tokens to draft.
             wanted: Which live rows' drafts will be used, if not all; the others' don't count for when to stop.
         """
-        texts = [rows.texts[row] for row in rows.live]
+        texts = self._texts(rows)
         self.drafted_from = [len(text) for text in texts]
-        # a round follows a drafted one if a row has one token to read, or two; else the draft catches up first
-        steady = max(len(text) - old for text, old in zip(texts, self.runner.cache.lengths, strict=True)) <= 2
+        unread = max(len(text) - old for text, old in zip(texts, self.runner.cache.lengths, strict=True))
+        steady = unread <= self.most_unread
         counts = [min(length, self._room(len(text))) for text in texts]
         self.confidences, self.counts, self.fed = [], counts, 0
         if not any(counts):
@@ -160,7 +161,7 @@ class DraftModel(Drafter):
                 break
             fed = [int(position < count) for count in counts]
             self.fed = position + 1
-            output = self.runner.forward(token[:, None].to(self.runner.device), fed)
+            output = self.runner.forward(self._own(token)[:, None].to(self.runner.device), fed)
             self.runner.cache.commit(fed)
             logits = self._fit(compat.all_token_logits(output)[:, 0])
         self.counts = counts = [min(count, len(tokens)) for count in counts]
@@ -189,6 +190,14 @@ class DraftModel(Drafter):
         """Keep these rows."""
         self.runner.cache.select(keep)
         self.last = [self.last[row] for row in keep]
+
+    def _texts(self, rows: Rows) -> list[list[int]]:
+        """What the draft reads for each live row."""
+        return [rows.texts[row] for row in rows.live]
+
+    def _own(self, token: Tensor) -> Tensor:
+        """Drafted tokens as the draft reads them."""
+        return token
 
     def _room(self, length: int) -> int:
         """How many tokens can be drafted behind a text of `length` tokens."""

@@ -61,6 +61,12 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def commit(model: Any) -> str | None:
+    """The commit on the Hub that a model was loaded from, or `None`."""
+    found = getattr(model.config, "_commit_hash", None)
+    return found if isinstance(found, str) else None
+
+
 def attention_implementation(model: Any) -> str:
     """`"sdpa"`, `"eager"`, `"flash_attention_2"` …"""
     return str(text_config(model)._attn_implementation)

@@ -23,6 +23,8 @@ class Repository:
         complete: Whether the weights are on this disk.
         tags: The Hub's tags.
         gated: Whether the Hub asks for consent first.
+        sizes: Bytes of its files, by name, where they are known.
+        problem: Why it was found but could not be read, or `None`.
     """
 
     id: str
@@ -35,6 +37,8 @@ class Repository:
     complete: bool = False
     tags: tuple[str, ...] = ()
     gated: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,16 @@ class ModelFacts:
     Attributes:
         id: Hub id or path.
         model_type: As in its configuration.
-        parameters: All of them.
-        active_parameters: Those that one token reads: fewer for mixtures of experts.
+        parameters: All of the text decoder's.
+        active_parameters: Those that one token reads: fewer for mixtures of experts, and without tables of which it
+            reads a row.
         layers: Decoder layers.
         vocabulary: Rows of the output layer.
         kv_numbers: Numbers that one token adds to the cache, all layers together.
         dtype: Name of the saved dtype, such as `"bfloat16"`, or `None`.
+        output_parameters: Those of the output layer.
+        expert_parameters: Those of experts that a router chooses from.
+        expert_fraction: How many of the experts one token reads.
     """
 
     id: str
@@ -60,6 +68,9 @@ class ModelFacts:
     vocabulary: int
     kv_numbers: int
     dtype: str | None = None
+    output_parameters: int = 0
+    expert_parameters: int = 0
+    expert_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

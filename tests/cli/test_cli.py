@@ -18,7 +18,7 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "generate", "bench", "env")
+COMMANDS = ("demo", "generate", "bench", "drafts", "env")
 
 
 @pytest.fixture(scope="module")

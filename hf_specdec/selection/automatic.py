@@ -1,0 +1,132 @@
+"""The draft model of `speculative=True`: picked once for each target, and only from what is on this disk.
+
+Nothing is downloaded unless the user asked for it with `SpecConfig(draft_model="auto")`, and nothing here makes a call fail:
+without a draft, prompt lookup drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from ..config import SpecConfig
+from ..drafters import NEEDS_MODEL
+from ..engine import compat, forward
+from ..errors import SpecDecError
+from .candidates import Candidate, Choice
+from .load import load_draft
+
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+FREE_SHARE = 0.9  # of a device's free memory; the target's own cache grows too
+_PICKED: weakref.WeakKeyDictionary[Any, dict[tuple[bool, str], Any]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def is_wanted(config: SpecConfig) -> bool:
+    """Whether a call leaves the choice of a draft model to us, and would use one."""
+    asked = isinstance(config.draft_model, str) and config.draft_model == AUTO
+    if not asked and config.draft_model is not None:
+        return False
+    if isinstance(config.drafter, str):
+        return config.drafter in NEEDS_MODEL
+    return asked or config.drafter is None
+
+
+def draft_for(target: Any, config: SpecConfig) -> Any:
+    """The loaded draft model that was picked for a target, or `None`; decided at the first call and remembered.
+
+    Args:
+        target: The target model.
+        config: The call's settings: `draft_model="auto"` allows a download, `draft_device` is where the draft goes.
+    """
+    name = str(getattr(target, "name_or_path", "") or "")
+    if not name or not config.max_draft_tokens:
+        return None
+    asked = config.draft_model is not None
+    place = (asked, str(config.draft_device))
+    with _LOCK:
+        known = _PICKED.setdefault(target, {})
+        if place not in known:
+            try:
+                known[place] = _find(target, name, config, asked)
+            except Exception as error:  # a draft costs speed, never the answer
+                logger.warning("no draft model for %s, so prompt lookup drafts: %s", name, error)
+                known[place] = None
+        return known[place]
+
+
+def reset(model: Any = None) -> None:
+    """Forget which draft was picked for a target, or for all."""
+    if model is None:
+        _PICKED.clear()
+    else:
+        _PICKED.pop(model, None)
+
+
+def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
+    """Pick, fetch if that was asked for, and load."""
+    from . import hub, pick, ranking
+
+    device = torch.device(config.draft_device) if config.draft_device is not None else target.device
+    slow = target.device.type == "cpu" and target.dtype == torch.float32
+    choice = pick.pick(
+        name,
+        revision=compat.commit(target),
+        local_files_only=not asked,
+        free_bytes=_free_bytes(device),
+        overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
+    )
+    chosen = choice.chosen
+    if chosen is None or not chosen.verified or (chosen.download_bytes != 0 and not asked):
+        _say_why_not(choice, name)
+        return None
+    here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
+    folder = hub.download(here, announce=_announce, local_files_only=not asked)
+    draft = load_draft(target, str(folder), config.draft_device)
+    if reason := forward.unsupported_reason(draft):
+        raise SpecDecError(f"{chosen.id} can't be used: {reason}.")
+    logger.info("%s drafts for %s%s", chosen.id, name, _promise(chosen))
+    return draft
+
+
+def _say_why_not(choice: Choice, name: str) -> None:
+    """Log what was found, and how to get it where it isn't here."""
+    chosen = choice.chosen
+    if chosen is None:
+        notes = "; ".join(choice.notes) or f"`hf-specdec drafts {name}` shows what was looked at"
+        logger.info("no draft model for %s, so prompt lookup drafts: %s", name, notes)
+    else:
+        logger.warning(
+            "%s could draft for %s%s but isn't on this disk (%.2f GB), so prompt lookup drafts. "
+            'To fetch it: speculative=hf_specdec.SpecConfig(draft_model="auto"). To see more: hf-specdec drafts %s',
+            chosen.id,
+            name,
+            _promise(chosen),
+            (chosen.download_bytes or 0) / 1e9,
+            name,
+        )
+
+
+def _promise(chosen: Candidate) -> str:
+    return "" if chosen.predicted_speedup is None else f" (predicted {chosen.predicted_speedup:.2f}×)"
+
+
+def _announce(line: str) -> None:
+    logger.info("%s", line)
+    sys.stderr.write(f"hf_specdec: {line}\n")
+
+
+def _free_bytes(device: Any) -> int | None:
+    """Memory for the draft, or `None` where there is no telling."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(FREE_SHARE * free)
