@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -58,10 +59,17 @@ class Stored:
         return list(self.commits)[-1]
 
 
+@cache
 def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+@cache
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@cache
 def parameters(data: bytes) -> int:
     (length,) = struct.unpack("<Q", data[:8])
     shapes = [entry["shape"] for name, entry in json.loads(data[8 : 8 + length]).items() if name != "__metadata__"]
@@ -231,9 +239,8 @@ class Handler(BaseHTTPRequestHandler):
         data = files[request.name]
         if not request.name.endswith(LFS):
             return self.data(data, fault, headers | {"ETag": f'"{blob_id(data)}"'})
-        sha256 = hashlib.sha256(data).hexdigest()
         place = f"{self.hub.cdn}/{request.id}/{commit}/{quote(request.name)}"
-        headers |= {"Location": place, "X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256}"'}
+        headers |= {"Location": place, "X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256(data)}"'}
         return self.answer(302, b"", headers)
 
     def list_models(self, query: dict[str, list[str]]) -> None:
@@ -292,7 +299,7 @@ def kinds(stored: Stored) -> set[str]:
 
 
 def blob(name: str, data: bytes) -> dict[str, Any]:
-    lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    lfs = {"oid": sha256(data), "size": len(data), "pointerSize": 130}
     return {"size": len(data), "oid": blob_id(data)} | ({"lfs": lfs} if name.endswith(LFS) else {})
 
 
@@ -305,7 +312,7 @@ def about(stored: Stored, commit: str, sizes: bool, expand: Any) -> dict[str, An
         if sizes:
             entry |= {"size": len(data), "blobId": blob_id(data)}
             if name.endswith(LFS):
-                entry["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
+                entry["lfs"] = {"size": len(data), "sha256": sha256(data), "pointerSize": 130}
         siblings.append(entry)
     try:
         whole = json.loads(files.get("config.json", b"{}"))

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+import hf_specdec
+from hf_specdec import SpecConfig
 from hf_specdec.cli import app
 from hf_specdec.selection import hub as hubs
 from hf_specdec.selection.candidates import Candidate, Choice
 from hf_specdec.selection.hub import HubProblem, cached, describe, download
 from hf_specdec.selection.pick import pick
 
+from ..tiny import ragged_prompts
 from .family import DRAFT, INSTRUCT, TOKEN, changed, checkpoint
 from .hub_server import HubServer
 
@@ -237,6 +241,40 @@ def test_one_silent_hub_is_asked_a_few_questions_not_one_a_candidate(
     assert choice.chosen is None or not choice.chosen.verified
     assert len([request for request in hub.requests if request.id != target]) <= 2
     assert "doesn't answer" in " ".join(choice.notes)
+
+
+def generated(model: Any, **options: Any) -> list[list[int]]:
+    ids = ragged_prompts(1, vocabulary=320)["input_ids"]
+    found: list[list[int]] = model.generate(ids, max_new_tokens=12, do_sample=False, **options).tolist()
+    return found
+
+
+@pytest.mark.usefixtures("enabled")
+def test_generate_fetches_a_draft_only_when_told_to(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(INSTRUCT)
+    plain = generated(model)
+    assert generated(model, speculative=True) == plain
+    assert DRAFT not in {request.id for request in hub.requests}
+    assert generated(model, speculative=SpecConfig(draft_model="auto")) == plain
+    assert hub.asked("cdn", DRAFT) == ["model.safetensors"]
+    assert f"downloading {DRAFT}, 158 kB" in capsys.readouterr().err
+    assert hf_specdec.last_stats(model).drafter == "hybrid"
+    before = len(hub.requests)
+    hf_specdec.reset(model)
+    assert generated(model, speculative=True) == plain  # by now it is here
+    assert hf_specdec.last_stats(model).drafter == "hybrid"
+    assert len(hub.requests) == before
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(("fault", "on"), [("cut", "cdn"), ("500", "*.safetensors"), ("429", "list"), ("drop", "*")])
+def test_generate_goes_on_without_the_draft_that_cannot_be_fetched(hub: HubServer, fault: str, on: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(INSTRUCT)
+    hub.fail("acme" if on == "list" else DRAFT, fault, on=on)
+    if fault == "drop":
+        hub.fail("acme", fault)
+    assert generated(model, speculative=SpecConfig(draft_model="auto")) == generated(model)
+    assert DRAFT not in [each.id for each in cached()]
 
 
 def run(*arguments: str) -> tuple[int, Any]:
