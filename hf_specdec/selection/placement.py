@@ -138,9 +138,8 @@ class _Bench:
         """Add up what a device map of the target puts where."""
         target, draft, load = self.target, self.draft, self.load
         main = next((each for each in device_map.values() if each not in OFFLOADED), "cpu")
-        uses = {
-            device: DeviceUse(device, self.memory.get(device, 0)) for device in [*self.memory, *device_map.values()]
-        }
+        places = [*self.memory, *device_map.values(), main]
+        uses = {device: DeviceUse(device, self.memory.get(device, 0)) for device in places}
 
         def add(device: Device, **sizes: int) -> None:
             uses[device] = replace(uses[device], **{name: getattr(uses[device], name) + sizes[name] for name in sizes})
@@ -199,7 +198,7 @@ def memory_of(given: Mapping[Any, int | str] | None) -> Memory:
         return {device: size if device in OFFLOADED else int(size * SHARE) for device, size in free.items()}
     try:
         found = {_device(device): convert_file_size_to_int(size) for device, size in given.items()}
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise PlacementError(f"`max_memory` must be sizes by device, such as {{0: '24GiB'}}: {error}") from error
     if not any(size for device, size in found.items() if device != "disk"):
         raise PlacementError(f"`max_memory` has no memory to run on, got {given!r}.")
@@ -208,8 +207,10 @@ def memory_of(given: Mapping[Any, int | str] | None) -> Memory:
 
 def _device(given: Any) -> Device:
     """A device as device maps name it."""
-    if isinstance(given, int) or given == "disk":
+    if isinstance(given, int):
         return given
+    if given == "disk":
+        return "disk"
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
@@ -231,11 +232,11 @@ def _sizes(memory: Memory) -> str:
 def _refusal(bench: _Bench, closest: Plan) -> str:
     """Why nothing fits, in numbers, and what to do."""
     target, draft, load = bench.target, bench.draft, bench.load
-    total = sum(each.used for each in closest.devices)
+    least = bench.place({"": next(iter(bench.memory))}).devices  # spread out it takes more
     parts = [f"{target.weights / GIB:.2f} weights and {sum(target.caches) / GIB:.2f} cache of the target"]
     if draft is not None:
         parts.append(f"{draft.weights / GIB:.2f} and {sum(draft.caches) / GIB:.2f} of the draft {draft.name}")
-    parts.append(f"{sum(each.working for each in closest.devices) / GIB:.2f} working memory")
+    parts.append(f"{sum(each.working for each in least) / GIB:.2f} working memory")
     wrong = bench.wrong(closest)
     short = [
         f"{named(each.device)} would be {-each.free / GIB:.2f} GiB short"
@@ -253,6 +254,6 @@ def _refusal(bench: _Bench, closest: Plan) -> str:
     if "cpu" in (OFFLOADED if target.rule is None else target.rule.offload) - set(bench.memory):
         advice.append("CPU offload (a 'cpu' entry in `max_memory`)")
     return (
-        f"{target.name} doesn't fit: {total / GIB:.2f} GiB are needed at batch {load.batch} and context {load.context:,} "
+        f"{target.name} doesn't fit: {sum(each.used for each in least) / GIB:.2f} GiB are needed at batch {load.batch} and context {load.context:,} "
         f"({', '.join(parts)}), and there are {_sizes(bench.memory)}; {' and '.join(short)}. Try {', or '.join(advice)}."
     )

@@ -123,7 +123,7 @@ def shape_of(model: Any, load: Load, dtype: Any = None, quantization: Any = None
         shrink(empty, rule)
     return Shape(
         name, empty, dtype, tuple(names[id(layer)] for layer in layers),
-        names[id(empty.get_input_embeddings())], names[id(empty.get_output_embeddings())],
+        names[id(empty.get_input_embeddings())], names[id(empty.get_output_embeddings() or layers[-1])],
         load.batch * load.context * _live_numbers(text) * dtype.itemsize,
         load.batch * (load.num_draft_tokens + 1) * text.vocab_size * 4, rule, settings, _tensors(empty),
     )  # fmt: skip
