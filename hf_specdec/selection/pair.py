@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ..errors import IncompatibleDraftError, SpecDecError
+from .candidates import Candidate
 from .placement import memory_of, plan
 from .plans import GIB, Plan
 
@@ -98,25 +100,35 @@ def load_pair(
 
 
 def _pick(target: str, revision: str | None, hub: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Id and revision of a draft that pays, or twice `None` with the reason logged."""
+    """Id (or folder) and revision of a draft that pays, fetched if need be; or twice `None`, with the reason logged."""
     try:
         from .pick import pick
-    except ImportError:
-        logger.warning("no draft for %s: this version can't look for one. Name one with `draft=`.", target)
-        return None, None
-    try:
+
         choice = pick(target, revision=revision, **hub)
+        chosen = choice.chosen
+        if chosen is None or not chosen.verified:
+            reason = "; ".join(choice.notes) or "none was found that pays"
+        elif chosen.kind != "draft_model":
+            reason = f"{chosen.id} is a draft of kind {chosen.kind!r}, which isn't loaded here"
+        elif chosen.download_bytes == 0:
+            return chosen.id, chosen.revision
+        else:
+            return _download(chosen, hub), None
     except Exception as error:  # looking for a draft may cost the draft, never the target
-        logger.warning("no draft for %s: %s: %s", target, type(error).__name__, error)
-        return None, None
-    chosen = choice.chosen
-    if chosen is None or chosen.kind != "draft_model":
-        why = "none was found that pays" if chosen is None else f"{chosen.id} is a draft of kind {chosen.kind!r}"
-        logger.warning("no draft for %s: %s. %s", target, why, " ".join(choice.notes))
-        return None, None
-    size = f", {chosen.download_bytes / 1e9:.2f} GB to download" if chosen.download_bytes else ""
-    logger.info("the draft for %s is %s%s", target, chosen.id, size)
-    return chosen.id, chosen.revision
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("no draft for %s: %s", target, reason)
+    return None, None
+
+
+def _download(chosen: Candidate, hub: dict[str, Any]) -> str:
+    """The folder of a draft that isn't on this disk yet. Its size is told before."""
+    from .hub import describe, download
+
+    def announce(line: str) -> None:
+        logger.info("%s", line)
+        sys.stderr.write(f"hf_specdec: {line}\n")
+
+    return str(download(describe(chosen.id, revision=chosen.revision, **hub), announce=announce, **hub))
 
 
 def _plan(

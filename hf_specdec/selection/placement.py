@@ -25,8 +25,13 @@ from .shapes import Load, Shape, shape_of
 
 Memory: TypeAlias = dict[Device, int]
 
-STRATEGIES = {"auto": ("balanced", "sequential"), "balanced": ("balanced",), "sequential": ("sequential",)}
-STRATEGIES["balanced_low_0"] = ("balanced_low_0",)
+# of `from_pretrained`, by what is tried for it; balancing may leave room nowhere for the draft
+STRATEGIES: dict[str, tuple[str | None, ...]] = {
+    "auto": ("balanced", "sequential"),
+    "balanced": ("balanced",),
+    "balanced_low_0": ("balanced_low_0",),
+    "sequential": ("sequential",),
+}
 SHARE = 0.9  # of an accelerator's free memory that is planned with; what is passed as `max_memory` is taken as it is
 LOGIT_COPIES = 4  # where tokens are chosen: scores, both models' probabilities, and one for work
 
@@ -76,10 +81,11 @@ def plan(
             f"`draft_device` is {draft_device!r}, and there is no memory of it: {_sizes(memory)}. "
             "Give `max_memory` an entry for it."
         )
-    if isinstance(device_map, str) and device_map in STRATEGIES:
-        tries = [bench.fit(strategy) for strategy in STRATEGIES[device_map]]
-    else:
-        tries = [bench.place(_given(device_map))]
+    tries: list[Plan] = []
+    for strategy in STRATEGIES.get(device_map, (None,)) if isinstance(device_map, str) else (None,):
+        tries.append(bench.place(_given(device_map)) if strategy is None else bench.fit(strategy))
+        if not bench.wrong(tries[-1]) and not tries[-1].offloaded:
+            break
     fitting = [each for each in tries if not bench.wrong(each)]
     if not fitting:
         raise PlacementError(_refusal(bench, tries[-1]))
