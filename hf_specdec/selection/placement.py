@@ -55,8 +55,8 @@ def plan(
         context: Tokens of a row, prompt and output together, that there must be room for.
         device_map: `"auto"`, `"balanced"`, `"balanced_low_0"`, `"sequential"`, one device for all, or a whole map.
         dtype: Of the weights that aren't quantised; `None` and `"auto"` mean the saved one. The draft gets the target's.
-        draft_device: Where the draft goes, if not to the target's output layer: then draft tokens travel to the target and
-            its tokens back, and where drafts are sampled their probabilities too.
+        draft_device: Where the draft goes, if not to the target's output layer. Tokens travel between the two; where they
+            are sampled or logits are processed, the draft's logits do too.
         quantization_config: How to quantise the target while it is loaded; a saved quantisation is known.
         num_draft_tokens: Most tokens drafted a round; `None` means the default, 16.
         draft_revision: Of the draft, where it is named by id.
@@ -76,10 +76,10 @@ def plan(
     if whole.quantization is not None:
         memory = spared(whole.quantization, memory)
     bench = _Bench(whole, small, load, memory, None if draft_device is None else _device(draft_device))
-    if small is not None and bench.draft_device not in {None, *memory}:
+    if small is not None and bench.draft_device not in {None, *memory} - {"disk"}:
         raise PlacementError(
-            f"`draft_device` is {draft_device!r}, and there is no memory of it: {_sizes(memory)}. "
-            "Give `max_memory` an entry for it."
+            f"`draft_device` is {draft_device!r}, and the memory there is: {_sizes(memory)}. "
+            "Pass a device that has some, or give `max_memory` an entry for this one."
         )
     tries: list[Plan] = []
     for strategy in STRATEGIES.get(device_map, (None,)) if isinstance(device_map, str) else (None,):
@@ -96,8 +96,9 @@ def _shape_of_draft(draft: Any, load: Load, dtype: torch.dtype, hub: dict[str, A
     try:
         return shape_of(draft, load, dtype, **hub)
     except (OSError, ValueError) as error:
+        name = draft if isinstance(draft, str) else f"({type(draft).__name__})"
         raise IncompatibleDraftError(
-            f"The draft model {draft!r} can't be planned: {error} Pass the id or path of a causal language model."
+            f"The draft model {name!r} can't be planned: {error} Pass the id or path of a causal language model."
         ) from error
 
 
@@ -143,7 +144,7 @@ class _Bench:
     def place(self, device_map: dict[str, Device]) -> Plan:
         """Add up what a device map of the target puts where."""
         target, draft, load = self.target, self.draft, self.load
-        main = next((each for each in device_map.values() if each not in OFFLOADED), "cpu")
+        main = min((each for each in device_map.values() if each not in OFFLOADED), key=rank, default="cpu")
         places = [*self.memory, *device_map.values(), main]
         uses = {device: DeviceUse(device, self.memory.get(device, 0)) for device in places}
 

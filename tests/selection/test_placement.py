@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,8 +265,9 @@ def test_draft_elsewhere() -> None:
     first = plan(LLAMA_8B, LLAMA_1B, max_memory=memory, draft_device="cuda:0")
     assert first.draft_device == 0
     assert first.device_map["lm_head"] == 1
-    with pytest.raises(PlacementError, match=r"`draft_device` is 'cuda:2', and there is no memory of it"):
-        plan(LLAMA_8B, LLAMA_1B, max_memory=memory, draft_device="cuda:2")
+    for nowhere in ("cuda:2", "disk"):
+        with pytest.raises(PlacementError, match=rf"`draft_device` is '{nowhere}', and the memory there is: GPU 0 24"):
+            plan(LLAMA_8B, LLAMA_1B, max_memory=memory | {"disk": "9GB"}, draft_device=nowhere)
     quantised = plan(
         LLAMA_8B, LLAMA_1B, max_memory=memory, draft_device="cpu", quantization_config=BNB_4BIT
     )  # fmt: skip
@@ -320,6 +323,17 @@ def test_half_the_memory_is_enough_in_half_the_precision() -> None:
     single = plan(LLAMA_1B, max_memory={"cpu": "16GiB"}, dtype="float32")
     assert single.on("cpu").target_weights == 4 * parameters(LLAMA_1B) + rotary(LLAMA_1B)
     assert single.on("cpu").target_cache == 2 * kept(LLAMA_1B, 16)
+
+
+def test_page_prints_what_the_code_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/place-models.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    code = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "placement" in block]
+    assert len(shown) == len(code) == 2
+    namespace: dict[str, Any] = {}
+    for text, block in zip(shown, code, strict=True):
+        exec(block, namespace)
+        assert capsys.readouterr().out.split() == text.split()
 
 
 @pytest.mark.parametrize(
