@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .config import SpecConfig
-from .errors import IncompatibleDraftError, SpecDecError, UnsupportedCacheError, UnsupportedModelError
+from .errors import IncompatibleDraftError, PlacementError, SpecDecError, UnsupportedCacheError, UnsupportedModelError
 from .stats import SpecStats, StepEvent
 
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .hook import decoder, disable, enable, generate
     from .outputs import SpecOutput
     from .routing import last_stats, reset
+    from .selection.pair import load_pair
 
 try:
     __version__ = version("hf_specdec")
@@ -40,6 +41,7 @@ _LAZY = {
     "enable": "hook",
     "generate": "hook",
     "last_stats": "routing",
+    "load_pair": "selection.pair",
     "reset": "routing",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "Drafter",
     "Hybrid",
     "IncompatibleDraftError",
+    "PlacementError",
     "PromptLookup",
     "Recycling",
     "SpecConfig",
@@ -76,5 +79,6 @@ __all__ = [
     "enable",
     "generate",
     "last_stats",
+    "load_pair",
     "reset",
 ]

@@ -93,8 +93,9 @@ class Generation:
         self.rows = Rows(call.input_ids, keep, max(max_new, 1), int(pad) if pad is not None else (ends or [0])[0])
         self.stopper = Stopper(criteria, ends)
         self.logits = BlockLogits(call.logits_processor)
-        reserve = max(map(len, self.rows.texts)) + min(self.rows.max_new_tokens, 256) + config.max_draft_tokens
-        self.target = RowModel(model, len(self.rows.texts), reserve, config.compile)
+        longest = max(map(len, self.rows.texts)) + config.max_draft_tokens
+        reserve, most = longest + min(self.rows.max_new_tokens, 256), longest + self.rows.max_new_tokens
+        self.target = RowModel(model, len(self.rows.texts), reserve, config.compile, most)
         real = torch.ones(call.input_ids.shape, device="cpu") if keep is None else keep.cpu()
         places = [row.nonzero()[:, 0] for row in real]
         self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))

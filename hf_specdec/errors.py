@@ -2,6 +2,7 @@
 
 SpecDecError (a ValueError)
 ├── IncompatibleDraftError     the draft can't propose tokens for this target
+├── PlacementError             target and draft don't fit on the devices
 ├── UnsupportedCacheError      the cache can't be rolled back
 └── UnsupportedModelError      the target, or a `generate` option, can't be sped up
 
@@ -24,3 +25,7 @@ class UnsupportedCacheError(SpecDecError):
 
 class UnsupportedModelError(SpecDecError):
     """The target model, or an option of `generate`, can't be combined with speculation."""
+
+
+class PlacementError(SpecDecError):
+    """Target and draft don't fit where they were to be placed; the message has the numbers."""

@@ -96,8 +96,9 @@ class DraftModel(Drafter):
                 "Pass another draft, or speculative='prompt_lookup'."
             )
         self.context = context
-        reserve = max(map(len, context.rows.texts)) + min(context.rows.max_new_tokens, 256)
-        self.runner = RowModel(self.model, len(context.rows.live), reserve, context.compile)
+        longest, new = max(map(len, context.rows.texts)), context.rows.max_new_tokens
+        reserve, most = longest + min(new, 256), longest + new
+        self.runner = RowModel(self.model, len(context.rows.live), reserve, context.compile, most)
         self.known = compat.text_config(self.model).vocab_size
         self.last: list[int] = [3] * len(context.rows.live)
         self.drafted_from: list[int] | None = None

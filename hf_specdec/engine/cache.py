@@ -26,6 +26,7 @@ class Offsets:
     Attributes:
         lengths: Committed slots of each row, on the host.
         reserve: Slots to allocate at first; the buffers double when they are full.
+        most: Slots that will be needed at most, where doubling ends; `None` where that isn't known.
         stop: One past the last slot that the current forward writes.
         uniform: The offset that all rows have in the current forward, or `None`: then `slots` has each token's.
         rows: The row of every token, int64 `[rows, n]`.
@@ -36,6 +37,7 @@ class Offsets:
     reserve: int
     stop: int = 0
     uniform: int | None = 0
+    most: int | None = None
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
     slots: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -76,7 +78,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             self.keys, self.values = _zeros(keys, capacity), _zeros(values, capacity)
             self.device, self.is_initialized = keys.device, True
         else:
-            capacity = max(slots, 2 * self.keys.shape[2])
+            doubled, most = 2 * self.keys.shape[2], self.offsets.most
+            capacity = max(slots, doubled if most is None or slots > most else min(doubled, most))
             self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
 
     def get_seq_length(self) -> int:

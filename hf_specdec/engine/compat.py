@@ -6,6 +6,7 @@ Supported: 5.18 to 5.x. 5.24 renamed the keyword and output field `past_key_valu
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from transformers.generation import GenerationMixin
+from transformers.integrations import accelerate as placing
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -84,6 +86,55 @@ def max_positions(model: Any) -> int | None:
         if isinstance(value := getattr(config, name, None), int):
             return value
     return None
+
+
+def input_device(model: Any) -> torch.device:
+    """Where a model takes its tokens: also where Accelerate keeps the embedding's weights elsewhere between forwards."""
+    return _runs_on(model, model.get_input_embeddings())
+
+
+def head_device(model: Any) -> torch.device:
+    """Where a model's output layer runs, which is where its last layers are."""
+    return _runs_on(model, model.get_output_embeddings())
+
+
+def _runs_on(model: Any, module: Any) -> torch.device:
+    """Where a module of a model computes: what its Accelerate hook says, else where its parameters are."""
+    hook = getattr(module, "_hf_hook", None)
+    hooks = [hook, *getattr(hook, "hooks", ())]  # one hook, or a sequence of them
+    for place in [getattr(each, "execution_device", None) for each in hooks]:
+        if place is not None:
+            return torch.device(place)
+    place = next((each.device for each in (module or model).parameters()), model.device)
+    return torch.device("cpu") if place.type == "meta" else place
+
+
+def infer_device_map(model: Any, memory: dict[int | str, int], strategy: str) -> dict[str, int | str]:
+    """The device map that `from_pretrained(..., device_map=strategy)` would choose.
+
+    Args:
+        model: The model, on the meta device.
+        memory: Bytes by device; an integer is an accelerator.
+        strategy: `"auto"`, `"balanced"`, `"balanced_low_0"` or `"sequential"`.
+
+    Returns:
+        Device by module name. `"disk"` takes what fits nowhere else, whether or not it is in `memory`.
+    """
+    no_split, loud = model._no_split_modules, logging.getLogger("accelerate.utils.modeling")
+    level = loud.level
+    loud.setLevel(logging.ERROR)  # it warns of accelerators that are planned for and not there
+    try:
+        if strategy != "sequential":
+            low_zero = strategy == "balanced_low_0"
+            memory = placing.get_balanced_memory(model, dict(memory), no_split, low_zero=low_zero)
+        return dict(placing.infer_auto_device_map(model, dict(memory), no_split, offload_buffers=True))
+    finally:
+        loud.setLevel(level)
+
+
+def free_memory() -> dict[int | str, int]:
+    """Free bytes of this machine's accelerators and of its CPU, as `from_pretrained` counts them."""
+    return {device: int(size) for device, size in placing.get_max_memory().items()}
 
 
 def decoding_loop_reason(model: Any) -> str | None:

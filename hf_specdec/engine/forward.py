@@ -53,10 +53,11 @@ class RowModel:
         max_positions: The longest text the model has positions for, or `None`.
     """
 
-    def __init__(self, model: Any, rows: int, reserve: int, compile: bool = False) -> None:
+    def __init__(self, model: Any, rows: int, reserve: int, compile: bool = False, most: int | None = None) -> None:
         self.model = model
-        self.device: torch.device = model.device
+        self.device = compat.input_device(model)
         self.cache = RowCache(layer_count(compat.text_config(model))[0], rows, reserve)
+        self.cache.offsets.most = most
         self.max_positions = compat.max_positions(model)
         self.masks = Masks(model)
         self.lean = LeanForward.of(model)

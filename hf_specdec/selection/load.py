@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
+from ..engine import compat
 from ..errors import IncompatibleDraftError
 
 
@@ -20,18 +21,19 @@ def load_draft(target: Any, name: str, device: Any = None) -> Any:
 
     Args:
         target: The target model; the draft gets its dtype.
-        name: Hub id or local path. Remote code is never run.
-        device: Where to load it; `None` means the target's device.
+        name: Hub id or local path. Only safetensors files are read, and remote code is never run.
+        device: Where to load it; `None` means the device of the target's output layer.
 
     Raises:
         IncompatibleDraftError: If it can't be loaded.
     """
-    place = str(device if device is not None else target.device)
+    place = str(device if device is not None else compat.head_device(target))
     with _LOCK:
         loaded = _LOADED.setdefault(target, {})
         if (name, place) not in loaded:
             try:
-                draft = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype).to(place).eval()
+                draft = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype, use_safetensors=True)
+                draft = draft.to(place).eval()
             except (OSError, ValueError, ImportError, RuntimeError) as error:
                 raise IncompatibleDraftError(
                     f"The draft model {name!r} can't be loaded: {error} "

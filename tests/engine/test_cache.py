@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+import hf_specdec
 from hf_specdec.engine import cache as caches
 from hf_specdec.engine import compat
 from hf_specdec.engine.cache import RowCache, fill
@@ -152,6 +153,38 @@ def test_growth_by_doubling() -> None:
             sizes.append(runner.cache.layers[0].keys.shape[2])
     assert sorted(set(sizes)) == [8, 16, 32, 64]
     assert_fresh(runner, [text])
+
+
+def test_growth_ends_where_it_is_known_to() -> None:
+    """No more than the generation can need; what was promised too low is no harm."""
+    runner = RowModel(model_of("llama"), 1, 8, most=20)
+    sizes, text = [], [5]
+    with torch.no_grad():
+        runner.prefill([text])
+        for token in range(30):
+            runner.forward(torch.tensor([[token + 2]]), [1])
+            runner.cache.commit([1])
+            text.append(token + 2)
+            sizes.append(runner.cache.layers[0].keys.shape[2])
+    assert sorted(set(sizes)) == [8, 16, 20, 40]
+    assert_fresh(runner, [text])
+
+
+def test_a_generation_reserves_what_it_can_need() -> None:
+    """300 new tokens: 256 are reserved at first, and doubling would have made room for twice as many."""
+    target = tiny_model()
+    runners = []
+    forward = RowModel.forward
+
+    def spy(self: RowModel, *args: Any, **kwargs: Any) -> Any:
+        runners.append(self)
+        return forward(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowModel, "forward", spy)
+        ids = torch.tensor([[5, 6, 7]])
+        hf_specdec.generate(target, ids, max_new_tokens=300, do_sample=False, speculative="prompt_lookup")
+    assert runners[-1].cache.capacity == 3 + 300 + 16
 
 
 def test_one_long_block_grows_at_once() -> None:

@@ -1,0 +1,171 @@
+"""`load_pair`: a target and its draft, each loaded where there is room for both."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from ..errors import IncompatibleDraftError, SpecDecError
+from .candidates import Candidate
+from .placement import memory_of, plan
+from .plans import GIB, Plan
+
+
+logger = logging.getLogger(__name__)
+
+
+def load_pair(
+    target: str | os.PathLike[str], draft: Any = "auto", *, device_map: Any = "auto",
+    max_memory: Mapping[Any, int | str] | None = None, dtype: Any = "auto", quantization_config: Any = None,
+    draft_device: Any = None, batch: int = 1, context: int = 4096, num_draft_tokens: int | None = None,
+    offload_folder: str | os.PathLike[str] | None = None, revision: str | None = None, token: Any = None,
+    local_files_only: bool = False, trust_remote_code: bool = False, **options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Load a target and a draft for it, placed so that both fit with their caches.
+
+    Where both go is planned first (`hf_specdec.selection.placement.plan`) and logged at level INFO. Only safetensors
+    files are loaded.
+
+    Args:
+        target: Hub id or local path of the target.
+        draft: Hub id or local path of the draft, or the loaded model; `"auto"` looks for one, `None` and `False` load
+            none.
+        device_map: As in `from_pretrained`; the map is planned with room for the draft.
+        max_memory: Memory by device, in bytes or as in `{0: "24GiB", "cpu": "64GiB"}`; weights are offloaded only to
+            what it has. `None` means 90 % of what is free on the accelerators, and the CPU.
+        dtype: As in `from_pretrained`. The draft gets the target's.
+        quantization_config: As in `from_pretrained`, for the target.
+        draft_device: Where the draft goes, if not to the device of the target's output layer.
+        batch: Rows that there must be room for.
+        context: Tokens of a row, prompt and output together, that there must be room for.
+        num_draft_tokens: Most tokens that will be drafted a round; `None` means the default.
+        offload_folder: Where weights may be put that have room nowhere else; `None`: the disk isn't used.
+        revision: Of the target.
+        token: As in `from_pretrained`.
+        local_files_only: Whether nothing may be downloaded.
+        trust_remote_code: Whether code of the target's repository may run; never the draft's.
+        **options: Passed to the target's `from_pretrained`.
+
+    Returns:
+        The target and the draft, in eval mode. The draft is `None` where none was asked for, none pays, or the one that
+        was found can't be had; the log says which.
+
+    Raises:
+        PlacementError: If it doesn't fit, with numbers.
+        IncompatibleDraftError: If a draft that was named can't be loaded.
+    """
+    hub = {"local_files_only": local_files_only} | ({} if token is None else {"token": token})
+    about = {"trust_remote_code": trust_remote_code, **hub} | ({} if revision is None else {"revision": revision})
+    searched = draft == "auto" if isinstance(draft, str) else False
+    draft_revision = None
+    if searched:
+        draft, draft_revision = _pick(os.fspath(target), revision, hub)
+    wanted = {
+        "max_memory": _with_disk(max_memory, offload_folder), "batch": batch, "context": context,
+        "device_map": device_map, "dtype": dtype, "quantization_config": quantization_config,
+        "num_draft_tokens": num_draft_tokens, **about,
+    }  # fmt: skip
+    draft = None if draft is False else draft
+    if isinstance(draft, nn.Module):
+        draft_device = str(draft.device)
+    found, draft = _plan(os.fspath(target), draft, draft_device, draft_revision, searched, wanted)
+    logger.info("%s", found)
+    if found.offloaded:
+        logger.warning("%.2f GiB of the target's weights are fetched in every forward.", found.offloaded / GIB)
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    loaded = AutoModelForCausalLM.from_pretrained(
+        target, device_map=found.device_map, dtype=dtype, use_safetensors=True, offload_folder=offload_folder,
+        **about, **options,
+    ).eval()  # fmt: skip
+    if draft is None or isinstance(draft, nn.Module):
+        return loaded, draft
+    if draft_revision is not None:
+        hub["revision"] = draft_revision
+    try:
+        return loaded, _load_draft(draft, loaded.dtype, {"": found.draft_device}, **hub)
+    except IncompatibleDraftError as error:
+        if not searched:
+            raise
+        logger.warning("%s The target goes without a draft.", error)
+        return loaded, None
+
+
+def _pick(target: str, revision: str | None, hub: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Id (or folder) and revision of a draft that pays, fetched if need be; or twice `None`, with the reason logged."""
+    try:
+        from .pick import pick
+
+        choice = pick(target, revision=revision, **hub)
+        chosen = choice.chosen
+        if chosen is None or not chosen.verified:
+            reason = "; ".join(choice.notes) or "none was found that pays"
+        elif chosen.kind != "draft_model":
+            reason = f"{chosen.id} is a draft of kind {chosen.kind!r}, which isn't loaded here"
+        elif chosen.download_bytes == 0:
+            return chosen.id, chosen.revision
+        else:
+            return _download(chosen, hub), None
+    except Exception as error:  # looking for a draft may cost the draft, never the target
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("no draft for %s: %s", target, reason)
+    return None, None
+
+
+def _download(chosen: Candidate, hub: dict[str, Any]) -> str:
+    """The folder of a draft that isn't on this disk yet. Its size is told before."""
+    from .hub import describe, download
+
+    def announce(line: str) -> None:
+        logger.info("%s", line)
+        sys.stderr.write(f"hf_specdec: {line}\n")
+
+    return str(download(describe(chosen.id, revision=chosen.revision, **hub), announce=announce, **hub))
+
+
+def _plan(
+    target: str, draft: Any, draft_device: Any, draft_revision: str | None, searched: bool, wanted: dict[str, Any]
+) -> tuple[Plan, Any]:
+    """The plan and the draft: one that was searched for is dropped where the target needs its room."""
+    given = {"draft_device": draft_device, "draft_revision": draft_revision}
+    if not searched or draft is None:
+        return plan(target, draft, **given, **wanted), draft
+    reason: object
+    try:
+        found = plan(target, draft, **given, **wanted)
+        alone = plan(target, **wanted) if found.offloaded else found
+        if alone.offloaded == found.offloaded:
+            return found, draft
+        reason = f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
+    except (SpecDecError, OSError) as error:
+        reason, alone = error, plan(target, **wanted)
+    logger.warning("%s goes without the draft %s: %s", target, draft, reason)
+    return alone, None
+
+
+def _load_draft(name: Any, dtype: Any, place: dict[str, Any], **hub: Any) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, device_map=place, use_safetensors=True, **hub
+        ).eval()  # fmt: skip
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise IncompatibleDraftError(
+            f"The draft model {os.fspath(name)!r} can't be loaded: {error} "
+            "Pass the id or path of a causal language model with safetensors files, or the loaded model itself."
+        ) from error
+
+
+def _with_disk(given: Mapping[Any, int | str] | None, folder: Any) -> dict[Any, int | str] | None:
+    """Memory with the disk, where weights may go there."""
+    if folder is None or (given is not None and "disk" in given):
+        return None if given is None else dict(given)
+    around = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
+    return {**(memory_of(None) if given is None else given), "disk": shutil.disk_usage(around).free}
