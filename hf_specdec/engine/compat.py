@@ -15,9 +15,9 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from torch import distributed as dist
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import GenerationMixin
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 

@@ -62,7 +62,7 @@ class RowModel:
         self.max_positions = compat.max_positions(model)
         self.masks = Masks(model)
         self.lean = LeanForward.of(model) if ranks.alone else None
-        self.fast = FastForward.of(model, RowModel.at if compile else None) if ranks.alone else None
+        self.fast = FastForward.of(model, RowModel.at if compile else None, shared=not ranks.alone)
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
