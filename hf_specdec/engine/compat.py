@@ -257,7 +257,7 @@ def sharding_reason(model: Any, synced_gpus: bool) -> str | None:
         return "pipeline-parallel models are not sped up yet"
     if not synced_gpus and tensor_parallel_group(model) is None and is_sharded(model):
         return (
-            "its parameters are spread over processes in a way that Transformers doesn't know (load it with "
-            "`DistributedConfig(tp_plan='auto')`, or pass `synced_gpus=True`)"
+            "its parameters are spread over processes in a way that says nothing of who decodes what (load it with "
+            "`DistributedConfig(tp_plan='auto')`, or pass `synced_gpus=True` if every process has prompts of its own)"
         )
     return None
