@@ -28,6 +28,7 @@ from .engine.forward import RowModel
 from .engine.handover import Handover
 from .engine.length import AdaptiveLength, Round
 from .engine.logits import BlockLogits
+from .engine.ranks import ALONE, Ranks
 from .engine.records import Records
 from .engine.rows import Rows
 from .engine.sampling import HostDecision, Sampler
@@ -56,6 +57,7 @@ class Call:
     streamer: Any
     attention_mask: Tensor | None
     cache: Any
+    ranks: Ranks = ALONE
 
 
 class Verified(NamedTuple):
@@ -83,7 +85,7 @@ class Generation:
 
     def __init__(self, model: Any, call: Call, config: SpecConfig, drafter: Drafter | None) -> None:
         self.model, self.call, self.config = model, call, config
-        self.settings = call.generation_config
+        self.settings, self.ranks = call.generation_config, call.ranks
         criteria = call.stopping_criteria
         keep = None if call.attention_mask is None else call.attention_mask[:, -call.input_ids.shape[1] :].bool()
         ends = [int(token) for each in criteria if isinstance(each, EosTokenCriteria) for token in each.eos_token_id]
@@ -91,18 +93,18 @@ class Generation:
         max_new = min([*lengths, self.settings.max_length]) - call.input_ids.shape[1]
         pad = self.settings._pad_token_tensor
         self.rows = Rows(call.input_ids, keep, max(max_new, 1), int(pad) if pad is not None else (ends or [0])[0])
-        self.stopper = Stopper(criteria, ends)
+        self.stopper = Stopper(criteria, ends, self.ranks)
         self.logits = BlockLogits(call.logits_processor)
         longest = max(map(len, self.rows.texts)) + config.max_draft_tokens
         reserve, most = longest + min(self.rows.max_new_tokens, 256), longest + self.rows.max_new_tokens
-        self.target = RowModel(model, len(self.rows.texts), reserve, config.compile, most)
+        self.target = RowModel(model, len(self.rows.texts), reserve, config.compile, most, self.ranks)
         real = torch.ones(call.input_ids.shape, device="cpu") if keep is None else keep.cpu()
         places = [row.nonzero()[:, 0] for row in real]
         self.records = Records(self.settings, places, self.rows.padded_prompt, compat.layer_windows(model))
         self.sampler = Sampler(
             bool(self.settings.do_sample), config.verification, config.seed, self.rows, call.input_ids.device
         )
-        self.proposer = Proposer(model, config, drafter, self.rows)
+        self.proposer = Proposer(model, config, drafter, self.rows, self.ranks)
         self.clock = Clock(call.input_ids.device)
         self.stats = SpecStats(drafter=name_of(drafter), rows=[RowStats() for _ in self.rows.texts])
         self.stats.lean_forward = self.target.lean is not None
@@ -131,13 +133,14 @@ class Generation:
         length, mask = self.call.input_ids.shape[1], self.call.attention_mask
         seen = mask.shape[1] if mask is not None else getattr(self.settings, "_mask_length", length)
         new = self.handover.take_over(seen)
-        number = self._prompt_successors(len(new) * max(map(len, new)))
+        number = self.ranks.same(self._prompt_successors(len(new) * max(map(len, new))))
         read = self.target.prefill(new, chunk, number, **self.records.options)
         self.records.keep_prefill(read.output, [len(text) for text in new])
         logits = read.logits[:, None].to(self.call.input_ids.device)
         scores = self.logits(logits, self.rows, [0] * len(self.rows.live))
         none = torch.zeros(len(self.rows.live), 0, dtype=torch.long, device=scores.device)
         decision = self.sampler.decide(scores, none, none.sum(-1), None, self.rows)
+        decision, _ = decision.shared(self.ranks, none.sum(-1))
         tokens = decision.following.tolist()
         self._start_drafter(scores)
         if read.successors is not None:
@@ -153,9 +156,10 @@ class Generation:
         self._report(0, rows, [[]] * len(tokens), [0] * len(tokens), first, ["none"] * len(tokens), seconds)
 
     def _measure_costs(self) -> None:
-        """Learn what forwards cost, if this generation is long enough to pay for it."""
+        """Learn what forwards cost, if this generation is long enough to pay for it and no other rank waits for it."""
         length = self.proposer.length
-        if isinstance(length, AdaptiveLength) and self.proposer.drafter is not None and self.rows.live:
+        drafts = self.proposer.drafter is not None and self.rows.live and self.ranks.alone
+        if isinstance(length, AdaptiveLength) and drafts:
             most = min(self.config.max_draft_tokens, self.rows.draft_room()) + 1
             try:
                 self.stats.calibration_seconds = measure(self.target, length.verify, most, self.rows.max_new_tokens)
@@ -209,6 +213,7 @@ class Generation:
             self.proposer.drop(f"the logits processor {self.logits.impure} keeps state between calls")
             counts = torch.zeros_like(counts)
         decision = self.sampler.decide(scores, tokens, counts, probs, rows, tree and tree.to(device))
+        decision, counts = decision.shared(self.ranks, counts)
         top = self._successors(logits)
         known = decision.to_host(counts, tokens, draft.healthy, top)
         decided = self.clock.mark()
@@ -380,4 +385,6 @@ def decode(
     """
     generation = Generation(model, call, config, drafter)
     with torch.no_grad():
-        return generation.run(), generation.stats
+        output = generation.run()
+        generation.ranks.wait(generation.target.dummy)
+        return output, generation.stats

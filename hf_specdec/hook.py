@@ -196,7 +196,7 @@ def _enabled_class(base: Any) -> Any:
 
 def decoder(
     *, streamer: Any = None, tokenizer: Any = None, assistant_tokenizer: Any = None, stop_strings: Any = None,
-    speculative: Any = True, **fields: Any,
+    speculative: Any = True, synced_gpus: bool | None = None, **fields: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """A decoding function for Transformers' own extension point, `generate(..., custom_generate=decoder(...))`.
 
@@ -206,6 +206,7 @@ def decoder(
         assistant_tokenizer: The draft model's tokenizer, for drafts across vocabularies.
         stop_strings: Strings that end a text; pass them here, for the same reason.
         speculative: As in `generate(..., speculative=...)`.
+        synced_gpus: As in `model.generate`; pass it here, for the same reason. By default true for FSDP and DeepSpeed ZeRO-3.
         **fields: Fields of `SpecConfig`.
 
     Returns:
@@ -240,6 +241,7 @@ def decoder(
             "stopping_criteria": criteria,
             "generation_config": generation_config,
             "streamer": streamer,
+            "synced_gpus": compat.is_synced(model) if synced_gpus is None else synced_gpus,
             **model_kwargs,
         }
         mode = generation_config.get_generation_mode(None)
@@ -268,7 +270,7 @@ def generate(
     model: Any, inputs: Tensor | None = None, *, speculative: Any = True, assistant_model: Any = None,
     streamer: Any = None, tokenizer: Any = None, assistant_tokenizer: Any = None, stop_strings: Any = None,
     prompt_lookup_num_tokens: int | None = None, max_matching_ngram_size: int | None = None,
-    generation_config: Any = None, **kwargs: Any,
+    generation_config: Any = None, synced_gpus: bool | None = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """`model.generate` with speculation, without any hook.
 
@@ -285,6 +287,7 @@ def generate(
         prompt_lookup_num_tokens: As in `model.generate`: draft this many tokens by lookup.
         max_matching_ngram_size: As in `model.generate`: longest n-gram to look up.
         generation_config: As in `model.generate`.
+        synced_gpus: As in `model.generate`.
         **kwargs: Everything else that `model.generate` takes.
 
     Returns:
@@ -310,6 +313,6 @@ def generate(
     settings: dict[str, Any] = {} if generation_config is None else {"generation_config": generation_config}
     custom = decoder(
         streamer=streamer, tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer,
-        stop_strings=stop_strings or saved, speculative=config or False,
+        stop_strings=stop_strings or saved, speculative=config or False, synced_gpus=synced_gpus,
     )  # fmt: skip
     return model.generate(inputs, custom_generate=custom, **settings, **kwargs)

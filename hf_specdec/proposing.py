@@ -16,7 +16,9 @@ import torch
 
 from .config import SpecConfig
 from .drafters.base import Draft, DraftContext, Drafter, checked
+from .engine.cache import upload
 from .engine.length import AdaptiveLength, FixedLength, GainWatch, Outlook, Round, controller
+from .engine.ranks import ALONE, Ranks
 from .engine.rows import Rows
 
 
@@ -26,7 +28,7 @@ NOTHING = Outlook("none", acceptance=0.0, free=True)
 
 
 class Proposer:
-    """The drafter of one generation.
+    """The drafter of one generation. Of several ranks the leader alone has one; the others are told its drafts.
 
     Attributes:
         drafter: The drafter, or `None` where there is none (any more).
@@ -36,11 +38,13 @@ class Proposer:
         dropped: Why it was given up, or `None`.
     """
 
-    def __init__(self, model: Any, config: SpecConfig, drafter: Drafter | None, rows: Rows) -> None:
-        self.drafter = copy.copy(drafter)
+    def __init__(
+        self, model: Any, config: SpecConfig, drafter: Drafter | None, rows: Rows, ranks: Ranks = ALONE
+    ) -> None:
+        self.drafter = copy.copy(drafter) if ranks.leads else None
         self.name = name_of(drafter)
-        self.most, self.rows = config.max_draft_tokens, rows
-        self.length = _length_control(model, config, drafter)
+        self.most, self.rows, self.ranks = ranks.same(config.max_draft_tokens), rows, ranks
+        self.length = _length_control(model, config, drafter) if ranks.leads else FixedLength(0)
         self.outlook: list[Outlook] = []
         self.dropped: str | None = None
         self._watch = GainWatch()
@@ -59,6 +63,10 @@ class Proposer:
 
     def propose(self) -> Draft:
         """As many draft tokens as pay; none without a drafter or from a broken one."""
+        draft = self._propose()
+        return draft if self.ranks.team is None else self._shared(draft)
+
+    def _propose(self) -> Draft:
         rows = self.rows
         self.outlook = [NOTHING] * len(rows.live)
         most = min(self.most, rows.draft_room())
@@ -77,6 +85,24 @@ class Proposer:
         except Exception as error:
             self._broken(error)
             return self._nothing()
+
+    def _shared(self, draft: Draft) -> Draft:
+        """The leader's draft: the same tokens, counts and parents on every rank, in one broadcast."""
+        rows, width = len(self.rows.live), draft.tokens.shape[1]
+        state = [int(self.dropped is not None), int(draft.parents is not None)]
+        parents = [[*row, *[0] * (self.most - len(row))] for row in draft.parents or [[]] * rows]
+        lines = [[*state, count, *row] for count, row in zip(draft.counts, parents, strict=True)]
+        tokens = torch.zeros(rows, self.most, dtype=torch.long, device=self.device)
+        tokens[:, :width] = draft.tokens
+        told, tokens = self.ranks.share(upload(lines, self.device), tokens)
+        if self.ranks.leads:
+            return draft
+        lines = told.tolist()
+        if lines[0][0] and self.dropped is None:
+            self.dropped = "the leading rank has given up its drafter"
+        counts = [line[2] for line in lines]
+        trees = [line[3:][:count] for line, count in zip(lines, counts, strict=True)] if lines[0][1] else None
+        return Draft(tokens[:, : max(counts)], counts, parents=trees)
 
     def _nothing(self) -> Draft:
         return Draft.from_lists([[]] * len(self.rows.live))

@@ -8,7 +8,7 @@ from typing import Any
 
 from .config import SpecConfig
 from .drafters import DRAFTERS, NEEDS_MODEL, DraftModel, Hybrid, PromptLookup
-from .engine import forward
+from .engine import compat, forward
 
 
 # Transformers' own names; a default that nobody gave must not look like a wish
@@ -113,6 +113,8 @@ def native_reason(settings: Any) -> str | None:
 def draft_of(draft: Any) -> str | None:
     """Why a draft model can't be run on rows of different length, or `None`."""
     reason = forward.unsupported_reason(draft)
+    if reason is None and compat.is_sharded(draft):
+        reason = "its parameters are spread over processes; load it whole on every rank"
     return None if reason is None else f"the draft {type(draft).__name__} can't be used: {reason}"
 
 

@@ -19,6 +19,7 @@ from .config import SpecConfig
 from .decoding import Call, decode
 from .drafters import CrossVocabulary, DraftModel, crossed, loaded, resolve
 from .engine import graphs, length
+from .engine.ranks import Ranks
 from .engine.tokens import saved_tokenizer
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
@@ -94,20 +95,24 @@ def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[st
         model, call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings,
         bool(call.get("synced_gpus")), model_kwargs,
     )  # fmt: skip
-    drafter = None
+    ranks = Ranks.of(model, bool(call.get("synced_gpus")), call["input_ids"].device)
+    drafter, failure = None, None
     if reason is None:
         try:
             drafter, reason = _drafter(model, config, passed)
         except IncompatibleDraftError as error:
             if config.strict or isinstance(config.draft_model, str) or config.drafter is not None:
-                raise
+                failure = error
             reason = str(error)
+    reason = ranks.agreed(reason)
+    if failure is not None:
+        raise failure
     if reason is not None:
         return run_plainly(model, plain, config, call, reason)
     streamer = call.get("streamer")
     prepared = Call(
         call["input_ids"], call["logits_processor"], call["stopping_criteria"], settings, streamer,
-        model_kwargs.get("attention_mask"), cache_for_loop(model_kwargs),
+        model_kwargs.get("attention_mask"), cache_for_loop(model_kwargs), ranks,
     )  # fmt: skip
     output, stats = decode(model, prepared, config, drafter)
     graphs.settle()

@@ -40,8 +40,9 @@ def plain_reason(
     """
     return (
         compat.decoding_loop_reason(model)
+        or compat.sharding_reason(model, synced_gpus)
         or forward.unsupported_reason(model)
-        or _settings_reason(settings, synced_gpus)
+        or _settings_reason(settings)
         or _inputs_reason(model, input_ids, model_kwargs, settings.max_length)
         or _cache_reason(settings, model_kwargs)
         or logits.unsupported_reason(processors)
@@ -49,9 +50,7 @@ def plain_reason(
     )
 
 
-def _settings_reason(settings: Any, synced_gpus: bool) -> str | None:
-    if synced_gpus:
-        return "`synced_gpus` needs every rank to run the same number of forwards"
+def _settings_reason(settings: Any) -> str | None:
     if settings.use_cache is False:
         return "`use_cache=False` leaves nothing to roll back"
     if settings.cache_implementation not in CACHES:

@@ -15,8 +15,11 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
+from torch import distributed as dist
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import GenerationMixin
 from transformers.integrations import accelerate as placing
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -173,8 +176,9 @@ def row_forward_reason(model: Any) -> str | None:
 
 
 def base_class(model: Any) -> type:
-    """The class of the decoder without its head."""
-    return type(getattr(model, model.base_model_prefix, model))
+    """The class of the decoder without its head, below the one that FSDP may have put over it."""
+    kinds = type(getattr(model, model.base_model_prefix, model)).__mro__
+    return next(kind for kind in kinds if not kind.__module__.startswith("torch."))
 
 
 def steady_positions(model: Any) -> int | None:
@@ -266,3 +270,51 @@ def all_token_logits(output: Any) -> Tensor:
     """Logits `[rows, n, vocabulary]` of a forward."""
     logits: Tensor = output.logits
     return logits
+
+
+def several_processes() -> bool:
+    """Whether this process belongs to a group of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def tensor_parallel_group(model: Any) -> Any:
+    """The process group that holds each layer of a model between its ranks, or `None`."""
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None or (getattr(model, "_tp_size", None) or 1) < 2:
+        return None
+    return mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+
+
+def is_synced(model: Any) -> bool:
+    """Whether ranks must run the same number of forwards: what `generate` takes for `synced_gpus=None`."""
+    if not several_processes():
+        return False
+    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether other processes hold parts of a model's parameters."""
+    if not several_processes():
+        return False
+    kinds = (kind for module in model.modules() for kind in type(module).__mro__[:2])
+    if any(kind.__module__.startswith("torch.distributed.") for kind in kinds):
+        return True
+    return any(type(each).__name__ == "DTensor" or hasattr(each, "ds_id") for each in model.parameters())
+
+
+def sharding_reason(model: Any, synced_gpus: bool) -> str | None:
+    """Why the processes that hold a model can't be kept together, or `None` if they can.
+
+    Args:
+        model: The target.
+        synced_gpus: Whether they run in lock-step.
+    """
+    stages = getattr(getattr(model.config, "distributed_config", None), "pp_size", None) or 1
+    if stages > 1:
+        return "pipeline-parallel models are not sped up yet"
+    if not synced_gpus and tensor_parallel_group(model) is None and is_sharded(model):
+        return (
+            "its parameters are spread over processes in a way that says nothing of who decodes what (load it with "
+            "`DistributedConfig(tp_plan='auto')`, or pass `synced_gpus=True` if every process has prompts of its own)"
+        )
+    return None

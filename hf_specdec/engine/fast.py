@@ -104,18 +104,21 @@ class FastForward:
         self._view: RowCache | None = None
 
     @classmethod
-    def of(cls, model: Any, function: Callable[..., Tensor] | None) -> FastForward | None:
+    def of(cls, model: Any, function: Callable[..., Tensor] | None, shared: bool = False) -> FastForward | None:
         """The fast forwards of a model, or `None` if there are none: on a CPU, with nothing to compile.
 
         Args:
             model: The model.
             function: `RowModel.at`, if it is to be compiled.
+            shared: Whether other processes take part in the model's forwards.
         """
         backend = graphs.backend_for(model.device)
         if backend is None and function is None:
             return None
         pool, obstacle = None, None
-        if backend is not None and torch.is_autocast_enabled(model.device.type):
+        if shared:
+            obstacle = "it is neither captured nor compiled where other processes take part in it"
+        elif backend is not None and torch.is_autocast_enabled(model.device.type):
             obstacle = "it isn't captured under autocast, whose copies of the weights are freed when it ends"
         elif backend is not None:
             try:
@@ -124,7 +127,7 @@ class FastForward:
                 obstacle = _why("captured", error)
         if obstacle is not None:
             _tell(obstacle)
-        if function is None:
+        if function is None or shared:
             return cls(pool, backend, None, obstacle)
         if model not in _compiled:
             _compiled[model] = Compiled(torch.compile(_copied(function), backend=COMPILER))

@@ -14,6 +14,7 @@ from .fast import FastForward
 from .lean import LeanForward
 from .masks import Branches, Mask, Masks
 from .products import Way
+from .ranks import ALONE, Ranks
 from .tree import Tree
 
 
@@ -51,17 +52,20 @@ class RowModel:
         lean: Its lean forward, or `None` where the model's own runs.
         fast: Forwards of fixed shape, captured or compiled; `None` where every forward runs eagerly.
         max_positions: The longest text the model has positions for, or `None`.
+        ranks: The processes that the model is spread over; its own forward is what talks to the others.
     """
 
-    def __init__(self, model: Any, rows: int, reserve: int, compile: bool = False, most: int | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: Any, rows: int, reserve: int, compile: bool = False, most: int | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.model, self.ranks = model, ranks
         self.device = compat.input_device(model)
         self.cache = RowCache(layer_count(compat.text_config(model))[0], rows, reserve)
         self.cache.offsets.most = most
         self.max_positions = compat.max_positions(model)
         self.masks = Masks(model)
-        self.lean = LeanForward.of(model)
-        self.fast = FastForward.of(model, RowModel.at if compile else None)
+        self.lean = LeanForward.of(model) if ranks.alone else None
+        self.fast = FastForward.of(model, RowModel.at if compile else None, shared=not ranks.alone)
         self._ladder = torch.arange(rows, device=self.device)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
@@ -133,6 +137,7 @@ class RowModel:
             return LogitsOnly(self.lean(tokens, positions, mask, cache, keep, way))
         if self._keeps_logits:
             options["logits_to_keep"] = keep
+        self.ranks.announce()
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -144,6 +149,10 @@ class RowModel:
         if not self._keeps_logits:
             output.logits = _kept(output.logits, keep)
         return output
+
+    def dummy(self) -> None:
+        """A forward that means nothing, for the ranks that need one."""
+        self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
 
     def prefill(
         self, rows: Sequence[Sequence[int]], chunk: int | None = None, successors: int = 0, **options: Any

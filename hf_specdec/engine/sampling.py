@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import verify
 from .noise import Noise, draw, row_keys
+from .ranks import Ranks
 from .rows import Rows
 from .tree import Tree, accept_path
 
@@ -53,6 +54,17 @@ class Decision(NamedTuple):
     following: Tensor
     overlaps: Tensor | None = None
     path: Tensor | None = None
+
+    def shared(self, ranks: Ranks, counts: Tensor) -> tuple[Decision, Tensor]:
+        """What the leading rank has decided, and how many draft tokens of each row it has verified.
+
+        Args:
+            ranks: The processes that decide together.
+            counts: Draft tokens of each row, int64 `[rows]`.
+        """
+        paths = [] if self.path is None else [self.path]
+        accepted, following, counts, *paths = ranks.share(self.accepted, self.following, counts, *paths)
+        return self._replace(accepted=accepted, following=following, path=paths[0] if paths else None), counts
 
     def to_host(
         self, counts: Tensor, tokens: Tensor, healthy: Tensor | None, successors: Tensor | None = None

@@ -8,16 +8,19 @@ from typing import Any
 from torch import Tensor
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
+from .ranks import ALONE, Ranks
 from .rows import Rows
 
 
 class Stopper:
     """The stopping criteria of one generation, seen token by token.
 
-    End-of-text tokens and the length are checked on the host; every other criterion is called with each prefix.
+    End-of-text tokens and the length are checked on the host; every other criterion is called with each prefix. What it says
+    may depend on the time, so of several ranks the leader's is believed.
     """
 
-    def __init__(self, criteria: Sequence[Any], end_tokens: Sequence[int]) -> None:
+    def __init__(self, criteria: Sequence[Any], end_tokens: Sequence[int], ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.end_tokens = frozenset(end_tokens)
         self.others = [each for each in criteria if not isinstance(each, (EosTokenCriteria, MaxLengthCriteria))]
 
@@ -46,7 +49,7 @@ class Stopper:
             seen = scores[: rows.num_new(row)] if scores is not None else None
             # every criterion is called, as in a StoppingCriteriaList
             verdicts = [_says_stop(each, prefix, seen, row) for each in self.others]
-            if stopped or any(verdicts):
+            if stopped or self.ranks.same(any(verdicts)):
                 return True
         return False
 
