@@ -65,7 +65,9 @@ class SpecConfig:
             raise SpecDecError(f"`num_draft_tokens` must be an integer from 0 to 128 or None, got {number!r}.")
         seeds = self.seed if isinstance(self.seed, tuple) else (0 if self.seed is None else self.seed,)
         if not seeds or any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
-            raise SpecDecError(f"`seed` must be an integer or None, got {self.seed!r}. A tuple gives each row its own.")
+            raise SpecDecError(
+                f"`seed` must be an integer or None, got {self.seed!r}. A tuple gives each row its own."
+            )
         if isinstance(self.seed, tuple) and self.verification not in ("auto", "coupled"):
             raise SpecDecError(
                 f"A `seed` for each row needs `verification='coupled'` or 'auto', got {self.verification!r}, which draws "

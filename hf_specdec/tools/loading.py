@@ -49,12 +49,12 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
     return LoadedModel(name=name, model=model.eval(), tokenizer=tokenizer)
 
 
-def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None) -> Any:
+def encode_prompt(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: bool | None = None) -> Any:
     """Turn a prompt into the inputs of `generate`, on the model's device.
 
     Args:
         loaded: The model and its tokenizer.
-        prompt: What the user wrote.
+        prompt: What the user wrote, or the messages of a chat, which need the chat template.
         chat: Wrap it in the chat template. `None` does so where the tokenizer has one.
 
     Raises:
@@ -62,10 +62,12 @@ def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None)
     """
     tokenizer = loaded.tokenizer
     has_template = tokenizer.chat_template is not None
-    if chat and not has_template:
-        raise SpecDecError(f"The tokenizer of {loaded.name!r} has no chat template. Use --no-chat.")
-    if has_template if chat is None else chat:
-        messages = [{"role": "user", "content": prompt}]
+    is_chat = not isinstance(prompt, str)
+    if (chat or is_chat) and not has_template:
+        way_out = "Give it a text." if is_chat else "Use --no-chat."
+        raise SpecDecError(f"The tokenizer of {loaded.name!r} has no chat template. {way_out}")
+    if is_chat or (has_template if chat is None else chat):
+        messages = prompt if is_chat else [{"role": "user", "content": prompt}]
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
@@ -86,9 +88,21 @@ def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
     Returns:
         `input_ids` and `attention_mask`, int64 `[rows, longest]`, on the model's device.
     """
+    return pad_batch(loaded, [encode_prompt(loaded, prompt)["input_ids"][0] for prompt in prompts])
+
+
+def pad_batch(loaded: LoadedModel, rows: Sequence[Any]) -> dict[str, Any]:
+    """Pad encoded prompts on the left.
+
+    Args:
+        loaded: The model and its tokenizer.
+        rows: Token ids, int64 `[length]` each.
+
+    Returns:
+        `input_ids` and `attention_mask`, int64 `[rows, longest]`.
+    """
     import torch
 
-    rows = [encode_prompt(loaded, prompt)["input_ids"][0] for prompt in prompts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, True, pad_token(loaded), padding_side="left")
     real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True, 0, padding_side="left")
     return {"input_ids": ids, "attention_mask": real}
