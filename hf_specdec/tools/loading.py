@@ -103,6 +103,7 @@ def pad_batch(loaded: LoadedModel, rows: Sequence[Any]) -> dict[str, Any]:
     """
     import torch
 
+    rows = list(rows)
     ids = torch.nn.utils.rnn.pad_sequence(rows, True, pad_token(loaded), padding_side="left")
     real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True, 0, padding_side="left")
     return {"input_ids": ids, "attention_mask": real}
