@@ -163,5 +163,5 @@ def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
     if summary["generated_records"]:
         lines[1] += f", {summary['seconds']:.1f} s, {summary['tokens_per_second']:.1f} tokens/s"
     if summary["errors"]:
-        lines.append(f"{summary['errors']} records were skipped; `error` in the output says why")
+        lines.append(f"{summary['errors']} of {summary['records']} records skipped; `error` in the output says why")
     print(*lines, sep="\n", file=sys.stderr)

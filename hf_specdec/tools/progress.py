@@ -121,7 +121,8 @@ def show_job() -> Iterator[tuple[Callable[[int, int, int], None], Callable[[str]
     try:
         yield tell, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
     finally:
-        bars.stop()
+        if console.is_terminal:
+            bars.stop()
 
 
 def _say_now_and_then(console: Console) -> Callable[[str, int, int], None]:
