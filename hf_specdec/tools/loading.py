@@ -50,7 +50,12 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
 
 
 def encode_prompt(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: bool | None = None) -> Any:
-    """Turn a prompt into the inputs of `generate`, on the model's device.
+    """Turn a prompt into the inputs of `generate`, on the model's device. Takes and raises what `tokenize` does."""
+    return tokenize(loaded, prompt, chat=chat).to(loaded.model.device)
+
+
+def tokenize(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: bool | None = None) -> Any:
+    """Turn a prompt into the inputs of `generate`, on the CPU.
 
     Args:
         loaded: The model and its tokenizer.
@@ -75,7 +80,7 @@ def encode_prompt(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, ch
         inputs = tokenizer(prompt, return_tensors="pt")
     if inputs["input_ids"].shape[1] == 0:
         raise SpecDecError("The prompt has no tokens. Give it at least one character.")
-    return inputs.to(loaded.model.device)
+    return inputs
 
 
 def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:

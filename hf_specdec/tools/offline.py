@@ -21,7 +21,7 @@ from .offline_files import JobFiles
 from .offline_records import Batch, JobSettings, batches, inspect_input, read_records
 
 
-SCHEMA_VERSION = 1
+FORMAT = 1  # to be raised when the same input gives other batches or other texts
 SECONDS_BETWEEN_LOOKS = 0.5
 START = timedelta(minutes=10)  # within which all ranks must be there
 
@@ -121,28 +121,39 @@ def run_job(
         raise SpecDecError(f"Prompts and output are the same file, {out}. Name another one for the output.")
     digest, num_records = inspect_input(prompts)
     num_batches = -(-num_records // settings.batch_size)
-    fixed = settings.to_dict() | {"prompts_sha256": digest}
+    fixed = settings.to_dict() | {"prompts_sha256": digest, "format": FORMAT}
     files, first = JobFiles(out), ranks.rank == 0
     try:
         _open_together(files, fixed, restart, ranks)
         if (summary := files.summary()) is not None:
             return summary | {"generated_records": 0} if first else None
         before, known = files.num_records, files.num_tokens
+
+        def look() -> int:
+            finished = len(files.scan())
+            if tell is not None:
+                tell(files.num_records, num_records, files.num_tokens - known)
+            return finished
+
         pending = [number for number in range(num_batches) if number not in files.finished]
         mine = frozenset(pending[ranks.rank :: ranks.size])
         work = (batch for batch in batches(read_records(prompts), settings.batch_size) if batch.number in mine)
         results = _ray(settings, work, len(mine), workers) if engine == "ray" else _local(settings, work, ranks)
+        written = 0
         with files.writer(ranks.rank) as writer:
             for result in results:
                 writer.append(result)
+                written += 1
                 _warn_of_errors(result, warn)
-                if first and files.scan() and tell is not None:
-                    tell(files.num_records, num_records, files.num_tokens - known)
+                if first:
+                    look()
+        if written < len(mine):
+            raise SpecDecError(
+                f"{prompts} has fewer records than before. Pass a file that stays as it is, not a pipe."
+            )
         if not first:
             return None
-        while len(files.scan()) < num_batches:  # other ranks are still at it
-            if tell is not None:
-                tell(files.num_records, num_records, files.num_tokens - known)
+        while look() < num_batches:  # other ranks are still at it
             time.sleep(SECONDS_BETWEEN_LOOKS)
         seconds, tokens = time.perf_counter() - began, files.num_tokens - known
         summary = {
@@ -161,12 +172,12 @@ def run_job(
 
 def _open_together(files: JobFiles, settings: dict[str, Any], restart: bool, ranks: Ranks) -> None:
     """Open the job on the first rank; all see the same finished batches before anyone adds to them."""
-    error: SpecDecError | None = None
+    error: SpecDecError | OSError | None = None
     with ranks.together() as agree:
         if ranks.rank == 0:
             try:
                 files.open(settings, restart)
-            except SpecDecError as caught:
+            except (SpecDecError, OSError) as caught:
                 error = caught
         if not agree(error is None):
             raise error or SpecDecError("The first rank couldn't open the job; it says why.")

@@ -80,9 +80,10 @@ class JobFiles:
 
     def close(self) -> None:
         """Let others open the job."""
-        self._lock.release()
-        if self.parts.exists() and not any(self._part_files()):
-            shutil.rmtree(self.parts)
+        if self._lock.is_locked:
+            if not self._part_files():
+                shutil.rmtree(self.parts)
+            self._lock.release()
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of the opened job, if it is complete."""
@@ -103,11 +104,12 @@ class JobFiles:
                     f"{self.out} was begun with other settings: {changes}. Go on with the same ones, name another file, "
                     "or start over with --restart."
                 )
-            if not changes and (self.out.exists() or not complete):
+            if not changes and not complete:
                 return
-        # Unlinking also makes sure that nobody who is left over from an earlier run adds to this one.
-        for path in self._part_files():
-            path.unlink()
+            if not changes and self.out.exists():
+                self._remove_parts()
+                return
+        self._remove_parts()
         self._write_manifest(settings, None)
 
     def scan(self) -> dict[int, Place]:
@@ -179,6 +181,10 @@ class JobFiles:
             summary: What `open` shall return from now on.
         """
         self._write_manifest(settings, summary)
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        """Unlink the part files; whoever is left over from an earlier run then writes to nowhere."""
         for path in self._part_files():
             path.unlink()
 

@@ -14,7 +14,7 @@ from ..config import SpecConfig
 from ..engine.compat import max_positions
 from ..errors import SpecDecError
 from ..stats import RowStats, SpecStats
-from .loading import encode_prompt, end_tokens, load_model, pad_batch
+from .loading import end_tokens, load_model, pad_batch, tokenize
 from .offline_records import Batch, JobSettings, Record
 
 
@@ -67,7 +67,7 @@ class Worker:
         if record.error is not None:
             raise SpecDecError(record.error)
         try:
-            ids = encode_prompt(self.loaded, record.prompt, chat=self.settings.chat)["input_ids"][0]
+            ids = tokenize(self.loaded, record.prompt, chat=self.settings.chat)["input_ids"][0]
         except Exception as error:  # whatever a chat template or a tokenizer throws, it is about this record
             raise SpecDecError(str(error) or type(error).__name__) from error
         most, limit = record.max_new_tokens or self.settings.max_new_tokens, max_positions(self.loaded.model)
@@ -93,7 +93,8 @@ class Worker:
     def _generate_together(self, group: list[tuple[Record, Any]], most: int) -> list[list[dict[str, Any]]]:
         settings, model = self.settings, self.loaded.model
         records = [record for record, _ in group]
-        inputs = pad_batch(self.loaded, [ids for _, ids in group])
+        padded = pad_batch(self.loaded, [ids for _, ids in group])
+        inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
         seeds = tuple(settings.row_seed(record) for record in records)
         options: dict[str, Any] = {"max_new_tokens": most, "return_dict_in_generate": True}
         if settings.temperature > 0:

@@ -398,6 +398,11 @@ class TestResuming:
         stub.seen.clear()
         assert run(SETTINGS, prompts, out) == first | {"generated_records": 0}
         assert stub.seen == []
+        left = out.with_name("out.jsonl.parts")
+        left.mkdir()
+        (left / "part-00000-0.jsonl").write_text("what a kill behind the output's moving leaves")
+        assert run(SETTINGS, prompts, out) == first | {"generated_records": 0}
+        assert not left.exists()
         out.unlink()
         assert run(SETTINGS, prompts, out)["generated_records"] == 30
         assert len(read(out)) == 30
@@ -443,8 +448,16 @@ class TestResuming:
         other.open({}, False)
         with pytest.raises(SpecDecError, match="Another process is writing"):
             run(SETTINGS, prompts, out)
+        other.writer(0)
         other.close()
         run(SETTINGS, prompts, out)
+
+    def test_a_file_that_shrinks_is_no_endless_wait(
+        self, stub: type[Stub], prompts: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(offline, "read_records", lambda path: iter(()))
+        with pytest.raises(SpecDecError, match="fewer records than before"):
+            run(SETTINGS, prompts, out)
 
     def test_no_records(self, stub: type[Stub], tmp_path: Path, out: Path) -> None:
         (tmp_path / "in.jsonl").write_text("\n\n")
@@ -461,7 +474,7 @@ def test_progress_is_told(stub: type[Stub], prompts: Path, out: Path) -> None:
     interrupted(stub, prompts, out, after=2)
     told: list[tuple[int, int, int]] = []
     run(SETTINGS, prompts, out, tell=lambda *news: told.append(news))
-    assert told == [(done, 30, done - 8) for done in (12, 16, 20, 24, 28, 30)]
+    assert told == [(done, 30, done - 8) for done in (12, 16, 20, 24, 28, 30, 30)]
 
 
 def test_lines_are_json_in_utf8() -> None:
