@@ -34,7 +34,9 @@ class SpecConfig:
         verification: How sampled drafts are checked: `"rejection"` (Leviathan et al., arXiv 2211.17192), `"block"`
             (Sun et al., arXiv 2403.10444), `"coupled"` (same seed, same text, whatever the draft), or `"auto"`: block. All
             keep the target's distribution exactly.
-        seed: Seed of the sampling noise. `None` draws one from torch's global generator, so `torch.manual_seed` works.
+        seed: Seed of the sampling noise. `None` draws one from torch's global generator, so `torch.manual_seed` works. A
+            tuple gives each row of the batch its own; verification is then coupled, so that a row's text is the one that
+            its seed gives it alone.
         draft_device: Device to load `draft_model` on when it is an id or a path; `None` means the target's.
         strict: Raise where the default decodes plainly and logs a reason.
         on_step: Called with a `StepEvent` after every round.
@@ -48,7 +50,7 @@ class SpecConfig:
     num_draft_tokens: int | None = None
     draft_length: str = "adaptive"
     verification: str = "auto"
-    seed: int | None = None
+    seed: int | tuple[int, ...] | None = None
     draft_device: Any = None
     strict: bool = False
     on_step: Callable[[StepEvent], None] | None = None
@@ -62,8 +64,16 @@ class SpecConfig:
         number = self.num_draft_tokens
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 128):
             raise SpecDecError(f"`num_draft_tokens` must be an integer from 0 to 128 or None, got {number!r}.")
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise SpecDecError(f"`seed` must be an integer or None, got {self.seed!r}.")
+        seeds = self.seed if isinstance(self.seed, tuple) else (0 if self.seed is None else self.seed,)
+        if not seeds or any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
+            raise SpecDecError(
+                f"`seed` must be an integer or None, got {self.seed!r}. A tuple gives each row its own."
+            )
+        if isinstance(self.seed, tuple) and self.verification not in ("auto", "coupled"):
+            raise SpecDecError(
+                f"A `seed` for each row needs `verification='coupled'` or 'auto', got {self.verification!r}, which draws "
+                "for the whole batch at once. Pass one integer."
+            )
         if not isinstance(self.compile, bool):
             raise SpecDecError(f"`compile` must be True or False, got {self.compile!r}.")
         if self.on_step is not None and not callable(self.on_step):

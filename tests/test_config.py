@@ -49,6 +49,9 @@ def test_it_is_frozen_comparable_and_copies() -> None:
         ({"num_draft_tokens": "5"}, "from 0 to 128 or None, got '5'"),
         ({"seed": 1.5}, "`seed` must be an integer or None, got 1.5"),
         ({"seed": False}, "`seed` must be an integer or None, got False"),
+        ({"seed": (1, None)}, r"`seed` must be an integer or None, got \(1, None\). A tuple gives each row its own"),
+        ({"seed": ()}, r"got \(\)"),
+        ({"seed": (1, 2), "verification": "block"}, "needs `verification='coupled'` or 'auto', got 'block'"),
         ({"compile": 1}, "`compile` must be True or False, got 1"),
         ({"on_step": 3}, "`on_step` must be a callable taking a StepEvent, got 3"),
     ],
@@ -62,8 +65,8 @@ def test_wrong_values_are_refused(given: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 128, None])
-@pytest.mark.parametrize("seed", [0, -3, 2**70, None])
-def test_right_values_are_taken(number: int | None, seed: int | None) -> None:
+@pytest.mark.parametrize("seed", [0, -3, 2**70, None, (1, 2)])
+def test_right_values_are_taken(number: int | None, seed: Any) -> None:
     config = SpecConfig(num_draft_tokens=number, seed=seed, on_step=print)
     assert (config.num_draft_tokens, config.seed) == (number, seed)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import SpecConfig
+from hf_specdec import SpecConfig, SpecDecError
 from hf_specdec.engine import compat
 
 from .tiny import ARCHITECTURES, Oracle, exact_pair, ragged_prompts, tiny_model
@@ -96,6 +96,29 @@ def test_coupled_text_depends_on_the_seed_alone() -> None:
     alone = {name: tensor[1:2] for name, tensor in prompts.items()}
     config = SpecConfig(verification="coupled", seed=7, draft_model=draft)
     assert torch.equal(hf_specdec.generate(target, **alone, speculative=config, **options), off[1:2])
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "draft_model"])
+def test_a_row_with_a_seed_of_its_own_says_what_it_says_alone(drafter: str) -> None:
+    target, draft = exact_pair(noise=0.5)
+    prompts = {name: tensor[[0, 1, 2, 1]] for name, tensor in ragged_prompts(3).items()}  # one prompt twice
+    options = {"max_new_tokens": 20, "do_sample": True, "pad_token_id": 0}
+    model = draft if drafter == "draft_model" else None
+    fields: dict[str, Any] = {"drafter": drafter, "draft_model": model}
+
+    def text(rows: list[int], seed: Any, **more: Any) -> torch.Tensor:
+        config = SpecConfig(seed=seed, **fields, **more)
+        inputs = {name: tensor[rows] for name, tensor in prompts.items()}
+        return hf_specdec.generate(target, **inputs, speculative=config, **options)
+
+    seeds = (3, 4, 2**61, 5)
+    together = text([0, 1, 2, 3], seeds)
+    for row, seed in enumerate(seeds):
+        assert torch.equal(text([row], seed, verification="coupled"), together[row : row + 1])
+    assert not torch.equal(together[1], together[3])
+    assert torch.equal(text([1, 3], (4, 4))[0], together[1])
+    with pytest.raises(SpecDecError, match="3 seeds, and the batch 4 rows"):
+        text([0, 1, 2, 3], (1, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,11 @@ def hub_names_are_local(monkeypatch: pytest.MonkeyPatch, smollm2_path: str) -> N
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
-def test_python_blocks_run(page: Path, hub_names_are_local: None) -> None:
-    """Run a page's blocks top to bottom in one namespace, as a reader would."""
+def test_python_blocks_run(
+    page: Path, hub_names_are_local: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run a page's blocks top to bottom in one namespace, as a reader would, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     try:
         for block in python_blocks(page):

@@ -36,11 +36,19 @@ class Noise:
         keys: One number for each row of the batch.
     """
 
-    def __init__(self, seed: int, keys: Sequence[int]) -> None:
+    def __init__(self, seed: int | Sequence[int], keys: Sequence[int]) -> None:
+        """Make the noise of a batch.
+
+        Args:
+            seed: One for all rows, or one for each.
+            keys: One number for each row.
+        """
         self.seed = seed
         self.keys = list(keys)
+        seeds = [seed] * len(self.keys) if isinstance(seed, int) else seed
         # mixed on its own, so that a seed and a key that differ alike don't cancel out
-        self._mixed_seed = int(_mix(_mix(torch.tensor(seed & _MASK)) ^ (seed >> 32 & _MASK)))
+        mixed = {each: int(_mix(_mix(torch.tensor(each & _MASK)) ^ (each >> 32 & _MASK))) for each in set(seeds)}
+        self._states = [key ^ mixed[each] for key, each in zip(self.keys, seeds, strict=True)]
 
     def gumbel(
         self, rows: Sequence[int], first: Sequence[int], width: int, vocabulary: int, device: torch.device
@@ -60,9 +68,9 @@ class Noise:
         target = device
         if device.type == "mps":
             device = torch.device("cpu")  # it has no float64
-        keys = torch.tensor([self.keys[row] for row in rows], device=device)
+        states = torch.tensor([self._states[row] for row in rows], device=device)
         positions = torch.tensor(list(first), device=device)[:, None] + torch.arange(width, device=device)
-        state = _mix(_mix(keys ^ self._mixed_seed)[:, None] ^ _mix(positions))  # (rows, width)
+        state = _mix(_mix(states)[:, None] ^ _mix(positions))  # (rows, width)
         bits = _mix(_mix(state)[..., None] ^ _mix(torch.arange(vocabulary, device=device) + 0x85EBCA6B))
         uniform = (bits.double() + 0.5) / 2.0**32
         return uniform.log_().neg_().log_().neg_().float().to(target)

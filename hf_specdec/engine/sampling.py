@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import SpecDecError
 from . import verify
 from .noise import Noise, draw, row_keys
 from .ranks import Ranks
@@ -114,13 +115,27 @@ class Sampler:
         generator: Randomness for sampled drafts and their verification.
     """
 
-    def __init__(self, do_sample: bool, verification: str, seed: int | None, rows: Rows, device: torch.device) -> None:
-        self.verification = verification
+    def __init__(
+        self, do_sample: bool, verification: str, seed: int | Sequence[int] | None, rows: Rows, device: torch.device
+    ) -> None:
+        """Take the noise of every row from the seed.
+
+        Args:
+            do_sample: Whether to sample.
+            verification: As in `SpecConfig`.
+            seed: As in `SpecConfig`.
+            rows: The texts.
+            device: Where scores are.
+
+        Raises:
+            SpecDecError: If there are several seeds, but not one a row.
+        """
         if do_sample and seed is None:
             seed = int(torch.randint(2**62, (1,)))
-        self.noise = Noise(seed, row_keys(rows.texts)) if do_sample and seed is not None else None
+        self.verification = verification if seed is None or isinstance(seed, int) else "coupled"
+        self.noise = Noise(seed, _keys(rows.texts, seed)) if do_sample and seed is not None else None
         self.generator = torch.Generator(device=device)
-        if seed is not None:
+        if isinstance(seed, int):
             self.generator.manual_seed(seed % 2**63)
 
     @property
@@ -165,6 +180,15 @@ class Sampler:
                 noise = noise.gather(1, tree.depth[..., None].expand_as(scores))
             scores = scores + noise
         return scores.argmax(-1)
+
+
+def _keys(texts: Sequence[Sequence[int]], seed: int | Sequence[int]) -> list[int]:
+    """The rows' keys; a row with a seed of its own has the key that it has alone, also next to the same prompt."""
+    if isinstance(seed, int):
+        return row_keys(texts)
+    if len(seed) != len(texts):
+        raise SpecDecError(f"`seed` has {len(seed)} seeds, and the batch {len(texts)} rows. Pass one for each row.")
+    return [row_keys([text])[0] for text in texts]
 
 
 def _overlaps(p: Tensor, q: Tensor, counts: Tensor, accepted: Tensor) -> Tensor:

@@ -49,12 +49,17 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
     return LoadedModel(name=name, model=model.eval(), tokenizer=tokenizer)
 
 
-def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None) -> Any:
-    """Turn a prompt into the inputs of `generate`, on the model's device.
+def encode_prompt(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: bool | None = None) -> Any:
+    """Turn a prompt into the inputs of `generate`, on the model's device. Takes and raises what `tokenize` does."""
+    return tokenize(loaded, prompt, chat=chat).to(loaded.model.device)
+
+
+def tokenize(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: bool | None = None) -> Any:
+    """Turn a prompt into the inputs of `generate`, on the CPU.
 
     Args:
         loaded: The model and its tokenizer.
-        prompt: What the user wrote.
+        prompt: What the user wrote, or the messages of a chat, which need the chat template.
         chat: Wrap it in the chat template. `None` does so where the tokenizer has one.
 
     Raises:
@@ -62,10 +67,12 @@ def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None)
     """
     tokenizer = loaded.tokenizer
     has_template = tokenizer.chat_template is not None
-    if chat and not has_template:
-        raise SpecDecError(f"The tokenizer of {loaded.name!r} has no chat template. Use --no-chat.")
-    if has_template if chat is None else chat:
-        messages = [{"role": "user", "content": prompt}]
+    is_chat = not isinstance(prompt, str)
+    if (chat or is_chat) and not has_template:
+        way_out = "Give it a text." if is_chat else "Use --no-chat."
+        raise SpecDecError(f"The tokenizer of {loaded.name!r} has no chat template. {way_out}")
+    if is_chat or (has_template if chat is None else chat):
+        messages = prompt if is_chat else [{"role": "user", "content": prompt}]
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
@@ -73,7 +80,7 @@ def encode_prompt(loaded: LoadedModel, prompt: str, *, chat: bool | None = None)
         inputs = tokenizer(prompt, return_tensors="pt")
     if inputs["input_ids"].shape[1] == 0:
         raise SpecDecError("The prompt has no tokens. Give it at least one character.")
-    return inputs.to(loaded.model.device)
+    return inputs
 
 
 def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
@@ -86,9 +93,22 @@ def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
     Returns:
         `input_ids` and `attention_mask`, int64 `[rows, longest]`, on the model's device.
     """
+    return pad_batch(loaded, [encode_prompt(loaded, prompt)["input_ids"][0] for prompt in prompts])
+
+
+def pad_batch(loaded: LoadedModel, rows: Sequence[Any]) -> dict[str, Any]:
+    """Pad encoded prompts on the left.
+
+    Args:
+        loaded: The model and its tokenizer.
+        rows: Token ids, int64 `[length]` each.
+
+    Returns:
+        `input_ids` and `attention_mask`, int64 `[rows, longest]`.
+    """
     import torch
 
-    rows = [encode_prompt(loaded, prompt)["input_ids"][0] for prompt in prompts]
+    rows = list(rows)
     ids = torch.nn.utils.rnn.pad_sequence(rows, True, pad_token(loaded), padding_side="left")
     real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True, 0, padding_side="left")
     return {"input_ids": ids, "attention_mask": real}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,43 @@ def show_count() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
         task = bars.add_task("", total=None)
         yield lambda title, done, total: bars.update(task, description=title, completed=done, total=total)
+
+
+@contextmanager
+def show_job() -> Iterator[tuple[Callable[[int, int, int], None], Callable[[str], None]]]:
+    """Draw a bar for a long job on stderr, from the first news on; where stderr isn't a terminal, a line now and then.
+
+    Yields:
+        A function to call with the records that are done, all records, and the tokens generated so far; and a function
+            that prints a line above the bar.
+    """
+    console = Console(file=sys.stderr)
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    bars = Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False)
+    task = bars.add_task("", total=None)
+    say = _say_now_and_then(console)
+    began = time.monotonic()
+    first: tuple[float, int] | None = None  # when the first news came, and how many records were done then
+
+    def tell(done: int, total: int, tokens: int) -> None:
+        nonlocal first
+        now = time.monotonic()
+        first = first or (now, done)
+        news = f"{tokens / (now - began):.1f} tokens/s"
+        if done > first[1]:
+            left = (total - done) * (now - first[0]) / (done - first[1])
+            news += f", {timedelta(seconds=round(left))} left"
+        if console.is_terminal:
+            bars.start()
+            bars.update(task, description=news, completed=done, total=total)
+        else:
+            say(news, done, total)
+
+    try:
+        yield tell, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+    finally:
+        if console.is_terminal:
+            bars.stop()
 
 
 def _say_now_and_then(console: Console) -> Callable[[str, int, int], None]:

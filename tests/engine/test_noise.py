@@ -33,6 +33,12 @@ def test_any_part_of_a_batch_has_the_same_noise(seed: int) -> None:
     assert whole.dtype == torch.float32
 
 
+def test_seeds_may_be_given_row_by_row() -> None:
+    mixed = Noise(SEEDS, [11, 22, 11, 22]).gumbel(range(4), [4, 5, 6, 7], 3, 50, CPU)
+    for row, (seed, key, first) in enumerate(zip(SEEDS, [11, 22, 11, 22], [4, 5, 6, 7], strict=True)):
+        assert torch.equal(mixed[row : row + 1], noise(seed, [key], [first], 3, 50))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("rows", "width", "vocabulary"), [(1, 1, 50_000), (1, 5000, 10), (5000, 2, 5)])
 def test_it_is_gumbel_along_every_axis(seed: int, rows: int, width: int, vocabulary: int) -> None:
