@@ -124,6 +124,8 @@ def _drafter(model: Any, config: SpecConfig, passed: dict[str, Any]) -> tuple[An
         # one that was made for the draft that wasn't found can't be used
         named = config.drafter if draft is not None or isinstance(config.drafter, str) else None
         return loaded(resolve(named, draft), draft), None
+    if isinstance(draft, str) and draft == automatic.AUTO:  # with a drafter that needs none
+        draft = None
     if isinstance(draft, (str, os.PathLike)):
         draft = load_draft(model, os.fspath(draft), config.draft_device)
     if draft is None:

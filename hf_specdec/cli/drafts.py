@@ -68,11 +68,11 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 
 def line_to_paste(choice: Choice) -> str:
-    """The call that uses what was chosen."""
+    """The argument of `generate` that uses what was chosen."""
     if choice.chosen is None:
-        return "model.generate(**inputs, speculative=True)"
+        return "speculative=True"
     draft = json.dumps(choice.chosen.id, ensure_ascii=False)
-    return f"model.generate(**inputs, speculative=hf_specdec.SpecConfig(draft_model={draft}))"
+    return f"speculative=hf_specdec.SpecConfig(draft_model={draft})"
 
 
 def _show(choice: Choice) -> None:
@@ -104,9 +104,9 @@ def _show(choice: Choice) -> None:
 def _summary(choice: Choice) -> str:
     chosen = choice.chosen
     if chosen is None:
-        return f"No draft model for {choice.target}; prompt lookup needs none:"
+        return f"No draft model for {choice.target}, so prompt lookup drafts. Pass to model.generate:"
     state = "" if chosen.verified else ", unverified"
-    return f"Chosen for {choice.target}: {chosen.id}{state}{_download(chosen)}:"
+    return f"Chosen for {choice.target}: {chosen.id}{state}{_download(chosen)}. Pass to model.generate:"
 
 
 def _download(chosen: Candidate) -> str:

@@ -6,8 +6,11 @@ memory (on torch's meta device) and counted.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,25 +51,36 @@ def facts_of(repository: Repository) -> ModelFacts:
     Raises:
         SpecDecError: If the configuration isn't a decoder's.
     """
-    config = decoder_config(repository.config)
-    kind = str(getattr(config, "model_type", ""))
     try:
-        if kind in GATED | UNGATED or (counted := _count_on_meta(config)) is None:
-            counted = _count_by_formula(config, kind not in UNGATED)
-        sizes = {
-            "layers": int(_read(config, "num_hidden_layers")),
-            "vocabulary": int(_read(config, "vocab_size")),
-            "kv_numbers": _kv_numbers(config),
-        }
-        counted |= {"output_parameters": sizes["vocabulary"] * int(_read(config, "hidden_size"))}
+        return replace(_facts(json.dumps(dict(repository.config), sort_keys=True, default=str)), id=repository.id)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        kind = repository.config.get("model_type", "unknown")
         raise SpecDecError(
-            f"The configuration of {repository.id!r} (model type {kind or 'unknown'!r}) doesn't say how large the model "
-            "is. Pass a causal language model that Transformers knows."
+            f"The configuration of {repository.id!r} (model type {kind!r}) doesn't say how large the model is. "
+            "Pass a causal language model that Transformers knows."
         ) from error
-    dtype = repository.config.get("dtype") or repository.config.get("torch_dtype") or getattr(config, "dtype", None)
-    name = None if dtype is None else str(dtype).removeprefix("torch.")
-    return ModelFacts(repository.id, kind, dtype=name, **sizes, **counted)
+
+
+@lru_cache(maxsize=256)
+def _facts(text: str) -> ModelFacts:
+    """Sizes from the text of a `config.json`."""
+    raw = json.loads(text)
+    config = decoder_config(raw)
+    kind = str(getattr(config, "model_type", ""))
+    if kind in GATED | UNGATED or (counted := _count_on_meta(config)) is None:
+        counted = _count_by_formula(config, kind not in UNGATED)
+    vocabulary = int(_read(config, "vocab_size"))
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or getattr(config, "dtype", None)
+    return ModelFacts(
+        id="",
+        model_type=kind,
+        layers=int(_read(config, "num_hidden_layers")),
+        vocabulary=vocabulary,
+        kv_numbers=_kv_numbers(config),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        output_parameters=vocabulary * int(_read(config, "hidden_size")),
+        **counted,
+    )
 
 
 def bytes_of(dtype: str | None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import SequenceMatcher
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -73,7 +74,7 @@ def pick(
         if problem.kind in ("missing", "unusable", "disk") and catalog.member(target) is None:
             raise
         notes.append(f"unverified, because the target's files can't be read: {problem}")
-    known = Target.of(target, repository, catalog)
+    known = Target.of(target, repository, _tokenizer(target, repository, asking, hub), catalog)
     if known is None:
         return Choice(target, None, (), tuple(notes))
     entry = None
@@ -112,7 +113,8 @@ class _Search:
         self._look(sources.members(target, catalog, own=True))
         if not self._usable():
             self._look(sources.members(target, catalog, own=False))
-        if not self._usable() and not (self.asking["local_files_only"] or self.hub.is_offline()):
+        silent = catalog.member(target.id) is None and not self._usable()
+        if silent and not (self.asking["local_files_only"] or self.hub.is_offline()):
             try:
                 self._look(sources.searched(target, catalog, self.hub, self.asking["token"]))
             except HubProblem as problem:
@@ -201,18 +203,19 @@ class _Search:
             repository: Repository = option.repository or self.hub.describe(option.id, **self.asking)
             if reason := self.hub.excluded_reason(repository):
                 return replace(candidate, verdict="rejected", reasons=(reason,))
-            kind = option.kind or kind_of(option.id, sources.talks(repository))
-            candidate = self._judge(replace(option, repository=repository, facts=facts_of(repository), kind=kind))
+            option = replace(option, repository=repository, facts=facts_of(repository))
+            candidate = self._judge(option)
             if candidate.verdict == "rejected":
                 return candidate
-            if self.vocabulary is None:
-                self.vocabulary = self._vocabulary_of(self.target.repository)
-            ours, theirs = self.vocabulary, self._vocabulary_of(repository)
-            if kind is None:  # whether it has a chat template may come with the tokenizer only
-                kind = kind_of(option.id, sources.talks(repository))
-                candidate = self._judge(replace(option, repository=repository, facts=facts_of(repository), kind=kind))
+            folder = self.hub.tokenizer_folder(repository, **self.asking)
+            if option.kind is None and option.source != "given":
+                candidate = self._judge(replace(option, kind=kind_of(option.id, sources.talks(folder))))
                 if candidate.verdict == "rejected":
                     return candidate
+            if self.vocabulary is None:
+                place = self.hub.tokenizer_folder(self.target.repository, **self.asking)
+                self.vocabulary = _vocabulary(self.target.repository, place)
+            ours, theirs = self.vocabulary, _vocabulary(repository, folder)
         except HubProblem as problem:
             self._count_silence(problem)
             verdict = "unverified" if problem.kind in UNREACHABLE else "rejected"
@@ -234,18 +237,10 @@ class _Search:
             self.asking = {**self.asking, "local_files_only": True}
             self.notes.append(f"the Hub doesn't answer, so it isn't asked any further: {problem}")
 
-    def _vocabulary_of(self, repository: Repository) -> Vocabulary | str:
-        """The ids of a checkpoint, or why they aren't known."""
-        folder = self.hub.tokenizer_folder(repository, **self.asking)
-        if folder is None:
-            return f"{repository.id} has no tokenizer, so ids can't be compared"
-        return Vocabulary.load(folder, getattr(decoder_config(repository.config), "vocab_size", None))
-
     def _next_best(self) -> Candidate | None:
         """Where none fits for sure: the most promising unseen one, else what the user wanted anyway."""
         models = [each for each in self.found.values() if each.kind == "draft_model"]
-        unseen = [each for each in models if each.verdict == "unverified"]
-        if unseen:
+        if unseen := [each for each in models if each.verdict == "unverified"]:
             return max(unseen, key=lambda each: (each.source == "given", _gain(each), _alike(self.target.id, each.id)))
         return next((each for each in models if each.source == "given" and each.verdict == "other vocabulary"), None)
 
@@ -263,6 +258,24 @@ class _Search:
             if _gain(best) > BETTER * _gain(chosen):
                 size = (best.download_bytes or 0) / 1e9
                 self.notes.append(f"{best.id}, a download of {size:.2f} GB, promises {_gain(best):.2f}×")
+
+
+def _tokenizer(target: str, repository: Repository | None, asking: dict[str, Any], hub: Any) -> Path | None:
+    """The folder of the target's tokenizer, where its name alone doesn't say whether it is a chat model."""
+    if repository is None or kind_of(target) is not None or load_catalog().member(target) is not None:
+        return None
+    try:
+        folder: Path | None = hub.tokenizer_folder(repository, **asking)
+    except HubProblem:
+        return repository.folder
+    return folder
+
+
+def _vocabulary(repository: Repository, folder: Path | None) -> Vocabulary | str:
+    """The ids of a checkpoint, or why they aren't known."""
+    if folder is None:
+        return f"{repository.id} has no tokenizer, so ids can't be compared"
+    return Vocabulary.load(folder, getattr(decoder_config(repository.config), "vocab_size", None))
 
 
 def _recalled(entry: str, free: int | None, hub: Any) -> Choice | None:

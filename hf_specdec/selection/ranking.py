@@ -23,7 +23,7 @@ from .facts import bytes_of
 LAYER_SHARE = 1 / 6
 EXTRA_TOKEN = 0.02  # what every further token adds to a forward that waits for memory
 ROUND = 0.05  # what a round costs besides its forwards
-FLOAT32_ON_CPU = 0.5  # there, the step from one token to several is a step to slower kernels
+FLOAT32_ON_CPU = 0.4  # the same there, where going from one token to several is going to slower kernels
 NEW_EXPERTS = 0.5  # neighbouring tokens share about half of the experts they could differ in
 MOST_DRAFT_TOKENS = 8
 

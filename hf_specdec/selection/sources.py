@@ -37,8 +37,14 @@ class Target:
     repository: Repository | None
 
     @classmethod
-    def of(cls, id: str, repository: Repository | None, catalog: Catalog) -> Target | None:
+    def of(cls, id: str, repository: Repository | None, folder: Path | None, catalog: Catalog) -> Target | None:
         """A target by its configuration, else by the catalog; `None` where both say nothing.
+
+        Args:
+            id: Hub id or path.
+            repository: Its files, or `None`.
+            folder: Where its tokenizer is, or `None`.
+            catalog: The catalog.
 
         Raises:
             SpecDecError: If the configuration isn't a causal language model's.
@@ -50,7 +56,7 @@ class Target:
             facts = member.facts
         else:
             return None
-        kind = member.kind if member else kind_of(id, talks(repository))
+        kind = member.kind if member else kind_of(id, talks(folder))
         return cls(id, facts, kind, catalog.family_of(id, facts), repository)
 
     @property
@@ -110,7 +116,7 @@ def members(target: Target, catalog: Catalog, own: bool) -> Iterator[Option]:
     kinds = DRAFT_KINDS.get(target.kind or "", tuple(DRAFT_KINDS))
     for member in catalog.drafts(target.family) if target.family else ():
         is_own = target.family is not None and member.family == target.family.name
-        smaller = member.facts.active_parameters < target.facts.active_parameters
+        smaller = _is_smaller(member.facts, target.facts)
         if is_own == own and smaller and member.kind in kinds and member.id.lower() != target.id.lower():
             yield Option(member.id, "catalog", member.kind, member.facts)
 
@@ -138,27 +144,27 @@ def _smaller(target: Target, repository: Repository, source: str, catalog: Catal
         yield Option(repository.id, source, None, None, repository)
         return
     try:
-        facts = facts_of(repository)
-    except SpecDecError:
+        vocabulary = int(getattr(decoder_config(repository.config), "vocab_size", 0))
+        apart = abs(vocabulary - target.facts.vocabulary)
+        facts = facts_of(repository) if apart <= max(PADDING, target.facts.vocabulary // 50) else None
+    except (SpecDecError, TypeError, ValueError):
         return
-    apart = abs(facts.vocabulary - target.facts.vocabulary)
-    if (
-        apart <= max(PADDING, target.facts.vocabulary // 50)
-        and facts.active_parameters < target.facts.active_parameters
-    ):
+    if facts is not None and _is_smaller(facts, target.facts):
         member = catalog.member(repository.id)
-        kind = member.kind if member else kind_of(repository.id, talks(repository))
+        kind = member.kind if member else kind_of(repository.id, talks(repository.folder))
         yield Option(repository.id, source, kind, facts, repository)
 
 
-def talks(repository: Repository | None) -> bool | None:
-    """Whether a checkpoint has a chat template; `None` where its files aren't here."""
-    if repository is None or repository.folder is None:
+def _is_smaller(draft: ModelFacts, target: ModelFacts) -> bool:
+    return draft.active_parameters < target.active_parameters and draft.parameters < target.parameters
+
+
+def talks(folder: Path | None) -> bool | None:
+    """Whether the tokenizer in a folder has a chat template; `None` where there is none."""
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
-    if any(name.startswith("chat_template") for name in repository.files):
-        return True
-    settings = repository.folder / "tokenizer_config.json"
-    return "chat_template" in _read(settings) if settings.is_file() else None
+    templates = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+    return templates or bool(_read(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _read(file: Path) -> dict[str, Any]:

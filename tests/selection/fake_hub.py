@@ -35,13 +35,14 @@ def configs_by_id() -> dict[str, dict[str, Any]]:
     return found
 
 
-def write_tokenizer(folder: Path, words: Sequence[str]) -> Path:
-    """A word-level tokenizer with these words, in this order."""
+def write_tokenizer(folder: Path, words: Sequence[str], chat: bool) -> Path:
+    """A word-level tokenizer with these words, in this order, and a chat template or none."""
     from tokenizers import Tokenizer, models
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"} if chat else {}))
     return folder
 
 
@@ -104,7 +105,7 @@ class FakeHub:
             return None
         name = self.tokenizers.get(repository.id, "plain")
         words = self.words.get(repository.id) or [f"{name}-{index}" for index in range(50)]
-        return write_tokenizer(self.folder / repository.id, words)
+        return write_tokenizer(self.folder / repository.id, words, "Instruct" in repository.id)
 
     def cached(self, authors: Any = None) -> list[Repository]:
         return [each for each in self.repositories.values() if each.complete and excluded_reason(each) is None]
