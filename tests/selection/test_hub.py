@@ -191,7 +191,7 @@ def test_a_bad_configuration_is_one_clear_error(hub: HubServer, config: bytes | 
 
 
 def test_a_huge_configuration_is_not_fetched(hub: HubServer, tmp_path: Path) -> None:
-    huge = b'{"a": "' + b"x" * 5_000_000 + b'"}'
+    huge = b'{"a": 1}' + b" " * 5_000_000
     hub.push("acme/Huge", {"config.json": huge})
     assert kind_of(describe, "acme/Huge") == "unusable"
     assert hub.asked() == ["info"]
@@ -273,7 +273,10 @@ def test_an_index_that_names_other_files_is_refused(hub: HubServer) -> None:
     index = b'{"metadata": {}, "weight_map": {"a": "../../../secret.safetensors", "b": "model-00001-of-00002.safetensors"}}'
     files = changed(checkpoint(32, 2), without=(".safetensors",)) | {"model.safetensors.index.json": index}
     hub.push("acme/Lost", files | {"model-00001-of-00002.safetensors": checkpoint(32, 2)[WEIGHTS]})
-    assert kind_of(download, describe("acme/Lost"), announce=silent) == "unusable"
+    found = describe("acme/Lost")
+    assert found.folder is not None
+    (found.folder / "../../../secret.safetensors").write_bytes(checkpoint(32, 2)[WEIGHTS])
+    assert kind_of(download, found, announce=silent) == "unusable"
     assert cached() == []
 
 
@@ -427,6 +430,8 @@ def test_a_whole_commit_is_preferred_to_a_newer_one_of_which_only_the_configurat
     hub.push(DRAFT, changed(checkpoint(32, 2), note="new"))
     newer = describe(DRAFT)
     assert not newer.complete
+    assert newer.revision is not None
+    (folder.parents[1] / "refs" / "main").write_text(newer.revision)  # as loading the configuration by name does
     assert cached()[0].folder == folder == describe(DRAFT, local_files_only=True).folder
     assert describe(DRAFT, revision=newer.revision, local_files_only=True).config["note"] == "new"
 
