@@ -32,6 +32,8 @@ from .plain import ends_apart, new_tokens, options, plain_texts
 from .tiny import exact_pair, ragged_prompts, tiny_model
 
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 40.0  # seconds without a result after which a rank must be waiting in vain
 LIMIT = 300.0  # seconds for all results, on a machine that has much else to do
 VOCABULARY = 96
