@@ -25,7 +25,7 @@ hf-specdec generate ./target --prompt "Hello" --off --json"""
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub id.")],
     prompt: Annotated[str, typer.Option(help="What to answer.")],
-    draft: Annotated[str | None, typer.Option(help="Draft model: local folder or Hub id.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: local folder, Hub id, or auto.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter by name, such as prompt_lookup.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,

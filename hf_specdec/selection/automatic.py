@@ -85,7 +85,7 @@ def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
         overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
     )
     chosen = choice.chosen
-    if chosen is None or not chosen.verified or (chosen.download_bytes != 0 and not asked):
+    if chosen is None or chosen.verdict not in pick.FITS.values() or (chosen.download_bytes != 0 and not asked):
         _say_why_not(choice, name)
         return None
     here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
@@ -100,7 +100,9 @@ def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
 def _say_why_not(choice: Choice, name: str) -> None:
     """Log what was found, and how to get it where it isn't here."""
     chosen = choice.chosen
-    if chosen is None:
+    if chosen is not None and chosen.download_bytes == 0:  # the target's configuration names it
+        logger.warning("%s doesn't draft for %s: %s", chosen.id, name, "; ".join(chosen.reasons))
+    elif chosen is None:
         notes = "; ".join(choice.notes) or f"`hf-specdec drafts {name}` shows what was looked at"
         logger.info("no draft model for %s, so prompt lookup drafts: %s", name, notes)
     else:

@@ -170,6 +170,17 @@ def test_unverified_is_not_downloaded(named: Any, monkeypatch: pytest.MonkeyPatc
     assert generate(named, SpecConfig(draft_model="auto")).spec_stats.drafter == "prompt_lookup"
 
 
+def test_a_saved_name_with_other_ids_is_not_used(
+    named: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = Candidate(
+        "acme/Named-1B", "draft_model", "other vocabulary", ("its ids differ",), download_bytes=0, verified=True
+    )
+    monkeypatch.setattr(pick, "pick", Picks(Choice("acme/Named-8B", draft)))
+    assert generate(named).spec_stats.drafter == "prompt_lookup"
+    assert "acme/Named-1B doesn't draft for acme/Named-8B: its ids differ" in caplog.text
+
+
 def test_what_the_user_chose_is_left_alone(named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     picks = Picks(RuntimeError("asked"))
     monkeypatch.setattr(pick, "pick", picks)
