@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    is_offline_mode,
+)
 from huggingface_hub.errors import HFValidationError
 
 from .asking import HubProblem, ask, ask_all, offline_problem, problem
@@ -52,7 +59,7 @@ Token = str | bool | None
 
 def is_offline() -> bool:
     """Whether the environment forbids asking the Hub (`HF_HUB_OFFLINE`)."""
-    return constants.is_offline_mode()
+    return is_offline_mode()
 
 
 def describe(
