@@ -177,9 +177,11 @@ class CrossVocabulary(DraftModel):
                 self.written[row] = _Written(list(self.bridge.draft.vocabulary.prefix))
             self._write(self.written[row], rows.texts[row])
         written = [self.written[row] for row in rows.live]
+        lengths = self.runner.cache.lengths
         if self.by_text:
-            cached = [each.still_seen(old) for each, old in zip(written, self.runner.cache.lengths, strict=True)]
-            self.runner.cache.roll_back(cached)
+            lengths = [each.still_seen(old) for each, old in zip(written, lengths, strict=True)]
+        # there must be something to read, also where the draft has no token for what is new
+        self.runner.cache.roll_back([min(old, len(each.ids) - 1) for each, old in zip(written, lengths, strict=True)])
         return [each.ids for each in written]
 
     def _write(self, written: _Written, text: Sequence[int]) -> None:
@@ -200,7 +202,7 @@ class CrossVocabulary(DraftModel):
             run = b""
         written.append(bridge.draft, run, TAIL * self.by_text)
         written.taken = len(text)
-        if not written.ids:  # there must be something to read
+        if not written.ids:
             roles = bridge.draft.vocabulary.roles
             written.ids.append(roles.get("bos_token", roles.get("eos_token", 0)))
 
@@ -274,8 +276,8 @@ class _Written:
         self.changed = min(self.changed, start)
 
     def still_seen(self, length: int) -> int:
-        """How many of the first `length` tokens that were read are still the text's; the last one is read anew."""
-        length = min(length, len(self.ids) - 1, len(self.seen))
+        """How many of the first `length` tokens that were read are still the text's."""
+        length = min(length, len(self.ids), len(self.seen))
         same = min(self.changed, length)
         while same < length and self.ids[same] == self.seen[same]:
             same += 1
