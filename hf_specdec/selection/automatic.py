@@ -56,7 +56,8 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
         known = _PICKED.setdefault(target, {})
         if place not in known:
             try:
-                known[place] = _find(target, name, config, asked)
+                with torch.random.fork_rng(devices=[]):  # a seed gives the same text in the first call as in the next
+                    known[place] = _find(target, name, config, asked)
             except Exception as error:  # a draft costs speed, never the answer
                 logger.warning("no draft model for %s, so prompt lookup drafts: %s", name, error)
                 known[place] = None

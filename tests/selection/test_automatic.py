@@ -110,6 +110,13 @@ def test_a_download_that_fails_is_lookup(hub: HubServer, target: Any, caplog: py
     assert f"no draft model for {INSTRUCT}" in caplog.text
 
 
+def test_seeds_mean_the_same_in_the_first_call(hub: HubServer, target: Any) -> None:
+    load(DRAFT)
+    before = torch.get_rng_state()
+    assert automatic.draft_for(target, SpecConfig()) is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_local_folder(hub: HubServer) -> None:
     load(DRAFT)
     folder = download(describe(INSTRUCT), announce=lambda line: None)
