@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -78,8 +79,6 @@ def _finished(backend: Tokenizer, pieces: Sequence[Any], added: Sequence[str], p
 
 def permuted(model: Any, order: Sequence[int]) -> Any:
     """A copy of a model in which what was id `order[i]` is id `i`."""
-    import copy
-
     changed, index = copy.deepcopy(model), torch.tensor(order)
     with torch.no_grad():
         for layer in (changed.get_input_embeddings(), changed.get_output_embeddings()):

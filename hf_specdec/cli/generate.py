@@ -36,7 +36,7 @@ def generate(
         Path | None, typer.Option(dir_okay=False, help="A file to answer: JSONL with prompt or messages.")
     ] = None,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="With --prompts: the file for the answers.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model: local folder or Hub id.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: local folder, Hub id, or auto.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter by name, such as prompt_lookup.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,

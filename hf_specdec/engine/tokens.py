@@ -7,6 +7,7 @@ ones as `▁`, and either may split a character over several tokens. So every to
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import re
@@ -35,7 +36,7 @@ class Vocabulary:
 
     Attributes:
         tokens: Token string → id, added tokens included.
-        merges: The merges of a BPE, in order; `None` where it has none or they aren't known.
+        merges: A digest of a BPE's merges, in order; `None` where it has none or they aren't known.
         special: Ids of the tokens that are no text (end of text, chat markers, …).
         added: The added tokens among `tokens`, special ones included.
         roles: What the tokenizer uses as `bos_token`, `eos_token`, `unk_token` and `pad_token`: role → id.
@@ -46,7 +47,7 @@ class Vocabulary:
     """
 
     tokens: Mapping[str, int]
-    merges: tuple[tuple[str, str], ...] | None = None
+    merges: str | None = None
     special: frozenset[int] = frozenset()
     added: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[str, int] = field(default_factory=dict)
@@ -113,9 +114,7 @@ class Vocabulary:
         listed = model["vocab"]  # a mapping, or for Unigram a list of [token, score]
         tokens = dict(listed) if isinstance(listed, dict) else {token: at for at, (token, _) in enumerate(listed)}
         added = {entry["content"]: entry["id"] for entry in entries}
-        merges = model.get("merges")
-        if merges is not None:
-            merges = tuple(tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges)
+        merges = None if model.get("merges") is None else _digest(model["merges"])
         special = frozenset(entry["id"] for entry in entries if entry["special"])
         prefix = tuple(backend.encode("").ids[:1])
         return cls(tokens | added, merges, special, added, roles, _kind(document), prefix, output_size, name)
@@ -148,7 +147,7 @@ class Codec:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.vocabulary = Vocabulary.of(tokenizer)
+        self.vocabulary = vocabulary_of(tokenizer)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend: Tokenizer | None = None
         if isinstance(backend, Tokenizer):
@@ -213,6 +212,16 @@ def behind(codec: Codec, ids: Sequence[int], size: int) -> list[int] | None:
             return list(ids[place:]) if done == size else None
         done += len(pieces.get(index, b""))
     return [] if done == size else None
+
+
+_VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]] = weakref.WeakKeyDictionary()
+
+
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    """`Vocabulary.of`, read once and again where tokens were added."""
+    if tokenizer not in _VOCABULARIES or _VOCABULARIES[tokenizer][0] != len(tokenizer):
+        _VOCABULARIES[tokenizer] = (len(tokenizer), Vocabulary.of(tokenizer))
+    return _VOCABULARIES[tokenizer][1]
 
 
 class PerPair(Generic[T]):
@@ -281,6 +290,12 @@ def _kind(document: Mapping[str, Any]) -> str:
     if '"ByteLevel"' in steps:
         return BYTE_LEVEL
     return SENTENCEPIECE if "▁" in steps else WORDS
+
+
+def _digest(merges: Iterable[str | Sequence[str]]) -> str:
+    """Equal for equal merges, whether they are written as `"a b"` or as `["a", "b"]`."""
+    lines = (pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def _guessed_kind(tokens: Iterable[str]) -> str:

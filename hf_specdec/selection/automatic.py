@@ -56,7 +56,8 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
         known = _PICKED.setdefault(target, {})
         if place not in known:
             try:
-                known[place] = _find(target, name, config, asked)
+                with torch.random.fork_rng(devices=[]):  # a seed gives the same text in the first call as in the next
+                    known[place] = _find(target, name, config, asked)
             except Exception as error:  # a draft costs speed, never the answer
                 logger.warning("no draft model for %s, so prompt lookup drafts: %s", name, error)
                 known[place] = None
@@ -75,7 +76,7 @@ def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
     """Pick, fetch if that was asked for, and load."""
     from . import hub, pick, ranking
 
-    device = torch.device(config.draft_device) if config.draft_device is not None else target.device
+    device = torch.device(config.draft_device) if config.draft_device is not None else compat.head_device(target)
     slow = target.device.type == "cpu" and target.dtype == torch.float32
     choice = pick.pick(
         name,
@@ -85,7 +86,7 @@ def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
         overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
     )
     chosen = choice.chosen
-    if chosen is None or not chosen.verified or (chosen.download_bytes != 0 and not asked):
+    if chosen is None or chosen.verdict not in pick.FITS.values() or (chosen.download_bytes != 0 and not asked):
         _say_why_not(choice, name)
         return None
     here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
@@ -100,7 +101,9 @@ def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
 def _say_why_not(choice: Choice, name: str) -> None:
     """Log what was found, and how to get it where it isn't here."""
     chosen = choice.chosen
-    if chosen is None:
+    if chosen is not None and chosen.download_bytes == 0:  # the target's configuration names it
+        logger.warning("%s doesn't draft for %s: %s", chosen.id, name, "; ".join(chosen.reasons))
+    elif chosen is None:
         notes = "; ".join(choice.notes) or f"`hf-specdec drafts {name}` shows what was looked at"
         logger.info("no draft model for %s, so prompt lookup drafts: %s", name, notes)
     else:

@@ -161,22 +161,21 @@ def _count_by_formula(config: Any, gated: bool) -> dict[str, Any]:
 def _count_on_meta(config: Any) -> dict[str, Any] | None:
     """The same, of the model built without memory; `None` where Transformers can't build it."""
     try:
-        from accelerate import init_empty_weights
+        import torch
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             return None
-        with init_empty_weights(include_buffers=True):
+        # accelerate's `init_empty_weights` would reach models that other threads build meanwhile
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever a model's constructor raises
         logger.debug("a model of type %r isn't built to be counted: %s", config.model_type, error)
         return None
-    from torch import nn
-
     if getattr(config, "tie_word_embeddings", False):
         model.tie_weights()
     output = model.get_output_embeddings()
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     looked_up -= {id(output.weight)} if output is not None else set()
     read = routed = 0
     fraction = 1.0

@@ -212,16 +212,13 @@ class _Search:
                 candidate = self._judge(replace(option, kind=kind_of(option.id, sources.talks(folder))))
                 if candidate.verdict == "rejected":
                     return candidate
-            if self.vocabulary is None:
-                place = self.hub.tokenizer_folder(self.target.repository, **self.asking)
-                self.vocabulary = _vocabulary(self.target.repository, place)
-            ours, theirs = self.vocabulary, _vocabulary(repository, folder)
+            ours, theirs = self._own_vocabulary(), _vocabulary(repository, folder)
         except HubProblem as problem:
             self._count_silence(problem)
             verdict = "unverified" if problem.kind in UNREACHABLE else "rejected"
             return replace(candidate, verdict=verdict, reasons=(*candidate.reasons, str(problem)))
-        except (SpecDecError, OSError, ValueError) as error:
-            return replace(candidate, verdict="rejected", reasons=(f"it can't be read: {error}",))
+        except SpecDecError as error:
+            return replace(candidate, verdict="rejected", reasons=(str(error),))
         if isinstance(ours, str) or isinstance(theirs, str):
             missing = ours if isinstance(ours, str) else str(theirs)
             return replace(candidate, reasons=(*candidate.reasons, missing))
@@ -229,6 +226,19 @@ class _Search:
         verdict = FITS.get(compared.verdict) or ("fits with padding" if compared.fits else "other vocabulary")
         notes = () if verdict == "fits" else compared.reasons
         return replace(candidate, verdict=verdict, reasons=(*candidate.reasons, *notes), verified=True)
+
+    def _own_vocabulary(self) -> Vocabulary | str:
+        """The target's ids, read once, or why they aren't known."""
+        if self.vocabulary is None:
+            repository = self.target.repository
+            assert repository is not None
+            try:
+                self.vocabulary = _vocabulary(repository, self.hub.tokenizer_folder(repository, **self.asking))
+            except HubProblem:
+                raise
+            except SpecDecError as error:
+                self.vocabulary = str(error)
+        return self.vocabulary
 
     def _count_silence(self, problem: HubProblem) -> None:
         """Ask a Hub that doesn't answer a few times, not once a candidate: every question waits for its limit."""
@@ -272,10 +282,17 @@ def _tokenizer(target: str, repository: Repository | None, asking: dict[str, Any
 
 
 def _vocabulary(repository: Repository, folder: Path | None) -> Vocabulary | str:
-    """The ids of a checkpoint, or why they aren't known."""
+    """The ids of a checkpoint, or why it has none.
+
+    Raises:
+        SpecDecError: If its files can't be read.
+    """
     if folder is None:
         return f"{repository.id} has no tokenizer, so ids can't be compared"
-    return Vocabulary.load(folder, getattr(decoder_config(repository.config), "vocab_size", None))
+    try:
+        return Vocabulary.load(folder, getattr(decoder_config(repository.config), "vocab_size", None))
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise SpecDecError(f"the tokenizer of {repository.id} can't be read: {error}") from error
 
 
 def _recalled(entry: str, free: int | None, hub: Any) -> Choice | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine import compat
-from ..engine.tokens import BYTE_LEVEL, SENTENCEPIECE, WORDS, PerPair, Vocabulary
+from ..engine.tokens import BYTE_LEVEL, SENTENCEPIECE, WORDS, PerPair, Vocabulary, vocabulary_of
 
 
 SAME, PADDED, DIFFERENT = "same", "same-with-padding", "different"
@@ -207,5 +207,5 @@ def different_ids_reason(target: Any, draft: Any, tokenizer: Any = None, draft_t
 
 @PerPair
 def _tokenizers_reason(tokenizer: Any, draft_tokenizer: Any) -> str | None:
-    found = compare(Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer))
+    found = compare(vocabulary_of(tokenizer), vocabulary_of(draft_tokenizer))
     return None if found.fits else f"the draft's tokenizer gives other ids: {'; '.join(found.reasons)}"

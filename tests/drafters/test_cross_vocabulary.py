@@ -16,6 +16,7 @@ from torch import Tensor
 import hf_specdec
 from hf_specdec import CrossVocabulary, DraftModel, Hybrid, SpecConfig, SpecDecError
 from hf_specdec.drafters import crossed
+from hf_specdec.drafters.cross_vocabulary import bridge_between
 from hf_specdec.engine.rows import Rows
 from hf_specdec.engine.tokens import Codec
 
@@ -384,7 +385,8 @@ def drafter_of(kind: type[CrossVocabulary], mode: str) -> CrossVocabulary:
 
 @pytest.mark.parametrize(("verification", "settings"), [("rejection", "processed"), ("block", "plain")])
 def test_the_intersection_keeps_the_joint_of_three_tokens(verification: str, settings: str) -> None:
-    seen, stats = distribution.sample(drafter_of(CrossVocabulary, "intersection"), verification, settings)
+    drafter = drafter_of(CrossVocabulary, "intersection")
+    seen, stats = distribution.sample(drafter, verification, settings, n=distribution.N // 2)
     assert distribution.p_of(seen, settings) > distribution.RIGHT
     assert stats.sum_min_pq > 0
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
@@ -438,3 +440,56 @@ def test_a_q_that_is_not_scaled_is_not_used() -> None:
     seen, stats = distribution.sample(drafter_of(NotScaled, "intersection"), "rejection", n=distribution.CONTROL)
     assert distribution.p_of(seen) > distribution.RIGHT
     assert stats.num_draft_tokens == 0
+
+
+# a real pair: byte-level and SentencePiece, 49,152 and 262,144 tokens
+
+
+@pytest.fixture(scope="module")
+def gemma() -> tuple[Any, Any]:
+    """Gemma 3 270M in float32, and its tokenizer; converted once a machine, in minutes."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from hf_specdec.tools.chat_model import fetch_gemma
+
+    if not FULL:
+        pytest.skip("238 MB to download and minutes of decoding: set HF_SPECDEC_FULL_TESTS=1")
+    try:
+        path = str(fetch_gemma())
+    except SpecDecError as error:
+        pytest.skip(f"Gemma can't be fetched: {error}")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+PROMPTS = (
+    "The capital of France is",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
+    "Water — H₂O — boils at 100 °C. 🌊 In winter",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+@pytest.mark.parametrize("text", PROMPTS)
+@pytest.mark.parametrize("direction", ["SmolLM2 for Gemma", "Gemma for SmolLM2"])
+def test_real_pair(gemma: tuple[Any, Any], request: pytest.FixtureRequest, direction: str, text: str) -> None:
+    smollm2 = request.getfixturevalue("smollm2")  # not before it is known whether the test is skipped
+    (target, tokenizer), (draft, draft_tokenizer) = (
+        (gemma, smollm2) if direction == "SmolLM2 for Gemma" else (smollm2, gemma)
+    )
+    inputs = dict(tokenizer(text, return_tensors="pt"))
+    settings = {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**inputs, **settings)
+    config = SpecConfig(draft_model=draft, drafter="draft_model", draft_length="fixed", num_draft_tokens=4)
+    output = hf_specdec.generate(
+        target, **inputs, **settings, speculative=config, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer
+    )
+    stats = hf_specdec.last_stats(target)
+    assert torch.equal(output, plain)
+    assert (stats.drafter, stats.fallback_reason) == ("cross_vocabulary", None)
+    assert stats.num_accepted_draft_tokens > 0
+    # Gemma has nearly all of SmolLM2's tokens, so it drafts in the intersection; the other way the draft writes text
+    assert bridge_between(tokenizer, draft_tokenizer).overlap == pytest.approx(
+        0.18 if target is gemma[0] else 0.94, abs=0.01
+    )

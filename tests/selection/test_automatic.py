@@ -110,6 +110,13 @@ def test_a_download_that_fails_is_lookup(hub: HubServer, target: Any, caplog: py
     assert f"no draft model for {INSTRUCT}" in caplog.text
 
 
+def test_seeds_mean_the_same_in_the_first_call(hub: HubServer, target: Any) -> None:
+    load(DRAFT)
+    before = torch.get_rng_state()
+    assert automatic.draft_for(target, SpecConfig()) is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_local_folder(hub: HubServer) -> None:
     load(DRAFT)
     folder = download(describe(INSTRUCT), announce=lambda line: None)
@@ -168,6 +175,17 @@ def test_unverified_is_not_downloaded(named: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pick, "pick", Picks(Choice("acme/Named-8B", draft)))
     monkeypatch.setattr("hf_specdec.selection.hub.download", Picks(RuntimeError("downloaded")))
     assert generate(named, SpecConfig(draft_model="auto")).spec_stats.drafter == "prompt_lookup"
+
+
+def test_a_saved_name_with_other_ids_is_not_used(
+    named: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = Candidate(
+        "acme/Named-1B", "draft_model", "other vocabulary", ("its ids differ",), download_bytes=0, verified=True
+    )
+    monkeypatch.setattr(pick, "pick", Picks(Choice("acme/Named-8B", draft)))
+    assert generate(named).spec_stats.drafter == "prompt_lookup"
+    assert "acme/Named-1B doesn't draft for acme/Named-8B: its ids differ" in caplog.text
 
 
 def test_what_the_user_chose_is_left_alone(named: Any, monkeypatch: pytest.MonkeyPatch) -> None:

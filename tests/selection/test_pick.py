@@ -338,6 +338,26 @@ class TestCandidates:
         assert not choice.chosen.verified
         assert "no tokenizer" in " ".join(choice.chosen.reasons)
 
+    @pytest.mark.parametrize("whose", ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"])
+    def test_broken_tokenizers(self, hub: FakeHub, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = hub.tokenizer_folder
+
+        def broken(repository: Any, **asking: Any) -> Any:
+            folder = original(repository, **asking)
+            if repository.id == whose:
+                assert folder is not None
+                (folder / "tokenizer.json").write_text("{")
+            return folder
+
+        monkeypatch.setattr(hub, "tokenizer_folder", broken)
+        choice = pick.pick("Qwen/Qwen3-8B", hub=hub)
+        assert f"the tokenizer of {whose} can't be read" in reasons(choice, "Qwen/Qwen3-0.6B")
+        assert choice.chosen is not None
+        if whose == "Qwen/Qwen3-8B":
+            assert (choice.chosen.id, choice.chosen.verified) == ("Qwen/Qwen3-0.6B", False)
+        else:
+            assert (choice.chosen.id, choice.chosen.verified) == ("Qwen/Qwen3-1.7B", True)
+
     def test_instruct_with_instruct(self, tmp_path: Path) -> None:
         hub = FakeHub(tmp_path, complete=["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B"])
         choice = pick.pick("Qwen/Qwen2.5-7B-Instruct", local_files_only=True, hub=hub)
