@@ -13,7 +13,7 @@ import torch
 
 from hf_specdec import SpecDecError
 from hf_specdec.tools import offline, offline_worker
-from hf_specdec.tools.offline import Ranks, run_job
+from hf_specdec.tools.offline import Launch, run_job
 from hf_specdec.tools.offline_files import JobFiles, to_line
 from hf_specdec.tools.offline_records import WINDOW, Batch, JobSettings, Record, batches, read_records
 
@@ -470,22 +470,22 @@ def read_settings(out: Path) -> dict[str, Any]:
     return settings
 
 
-class TestRanks:
+class TestLaunch:
     def test_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("RANK", raising=False)
-        assert Ranks.from_environment() == Ranks(0, 1, 0)
-        assert Ranks().device is None
+        assert Launch.from_environment() == Launch(0, 1, 0)
+        assert Launch().device is None
 
     def test_under_a_launcher(self, monkeypatch: pytest.MonkeyPatch, prompts: Path, out: Path) -> None:
         for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
             monkeypatch.setenv(name, value)
-        ranks = Ranks.from_environment()
-        assert ranks == Ranks(5, 8, 1)
+        launch = Launch.from_environment()
+        assert launch == Launch(5, 8, 1)
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
-        assert ranks.device == "cuda:1"
+        assert launch.device == "cuda:1"
         monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-        assert ranks.device == "cpu"
+        assert launch.device == "cpu"
         with pytest.raises(SpecDecError, match="without a launcher"):
             run(SETTINGS, prompts, out, engine="ray")
 
