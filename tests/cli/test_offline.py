@@ -217,7 +217,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for name, value in environment(RAY_USAGE_STATS_ENABLED="0").items():
             patch.setenv(name, value)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # Ray keeps a token there
-        context = ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
+        context = ray.init(
+            "local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False
+        )
         yield context.address_info["address"]
         ray.shutdown()
 
