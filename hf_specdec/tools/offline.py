@@ -29,7 +29,7 @@ Results = Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class Launch:
     """This process among those of a launcher.
 
     Attributes:
@@ -43,7 +43,7 @@ class Ranks:
     local: int = 0
 
     @classmethod
-    def from_environment(cls) -> Ranks:
+    def from_environment(cls) -> Launch:
         """Read what `accelerate launch` and `torchrun` set."""
         given = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
         return cls() if None in given else cls(*(int(value or 0) for value in given))
@@ -114,17 +114,17 @@ def run_job(
     Raises:
         SpecDecError: If the prompts can't be read, the output belongs to another job, or the model can't be loaded.
     """
-    began, ranks = time.perf_counter(), Ranks.from_environment()
-    if engine == "ray" and ranks.size > 1:
+    began, launch = time.perf_counter(), Launch.from_environment()
+    if engine == "ray" and launch.size > 1:
         raise SpecDecError("Ray starts its own workers. Run --engine ray without a launcher.")
     if out.resolve() == prompts.resolve():
         raise SpecDecError(f"Prompts and output are the same file, {out}. Name another one for the output.")
     digest, num_records = inspect_input(prompts)
     num_batches = -(-num_records // settings.batch_size)
     fixed = settings.to_dict() | {"prompts_sha256": digest, "format": FORMAT}
-    files, first = JobFiles(out), ranks.rank == 0
+    files, first = JobFiles(out), launch.rank == 0
     try:
-        _open_together(files, fixed, restart, ranks)
+        _open_together(files, fixed, restart, launch)
         if (summary := files.summary()) is not None:
             return summary | {"generated_records": 0} if first else None
         before, known = files.num_records, files.num_tokens
@@ -136,11 +136,11 @@ def run_job(
             return finished
 
         pending = [number for number in range(num_batches) if number not in files.finished]
-        mine = frozenset(pending[ranks.rank :: ranks.size])
+        mine = frozenset(pending[launch.rank :: launch.size])
         work = (batch for batch in batches(read_records(prompts), settings.batch_size) if batch.number in mine)
-        results = _ray(settings, work, len(mine), workers) if engine == "ray" else _local(settings, work, ranks)
+        results = _ray(settings, work, len(mine), workers) if engine == "ray" else _local(settings, work, launch)
         written = 0
-        with files.writer(ranks.rank) as writer:
+        with files.writer(launch.rank) as writer:
             for result in results:
                 writer.append(result)
                 written += 1
@@ -170,11 +170,11 @@ def run_job(
             files.close()
 
 
-def _open_together(files: JobFiles, settings: dict[str, Any], restart: bool, ranks: Ranks) -> None:
+def _open_together(files: JobFiles, settings: dict[str, Any], restart: bool, launch: Launch) -> None:
     """Open the job on the first rank; all see the same finished batches before anyone adds to them."""
     error: SpecDecError | OSError | None = None
-    with ranks.together() as agree:
-        if ranks.rank == 0:
+    with launch.together() as agree:
+        if launch.rank == 0:
             try:
                 files.open(settings, restart)
             except (SpecDecError, OSError) as caught:
@@ -185,13 +185,13 @@ def _open_together(files: JobFiles, settings: dict[str, Any], restart: bool, ran
         agree(True)
 
 
-def _local(settings: JobSettings, work: Iterable[Batch], ranks: Ranks) -> Results:
+def _local(settings: JobSettings, work: Iterable[Batch], launch: Launch) -> Results:
     worker = None
     for batch in work:
         if worker is None:  # nothing is loaded where nothing is left to do
             from .offline_worker import Worker
 
-            worker = Worker(settings, ranks.device)
+            worker = Worker(settings, launch.device)
         yield worker.run(batch)
 
 

@@ -22,24 +22,26 @@ MOST_BLOCKS = 10_000  # results arrive block by block; beyond this many, a block
 class Actor:
     """A worker in a process of Ray's, with a GPU of its own where the cluster has any.
 
-    The settings come with the batches, so that a model that can't be loaded fails the job and not the actor, which Ray
-    would start again and again.
+    Settings come with the batches and errors go back as results, so that a model that can't be loaded ends the job with
+    one line; an actor that fails is started again and again.
     """
 
     def __init__(self) -> None:
         self._worker: Any = None
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, list[str]]:
-        done = []
-        for text in rows["batch"]:
-            fields = json.loads(text)
-            if self._worker is None:
-                from .offline_worker import Worker
+        return {"done": [json.dumps(self._run(json.loads(text))) for text in rows["batch"]]}
 
-                self._worker = Worker(JobSettings(**fields["settings"]))
+    def _run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        from .offline_worker import Worker
+
+        try:
+            self._worker = self._worker or Worker(JobSettings(**fields["settings"]))
             batch = Batch(fields["number"], tuple(Record(**record) for record in fields["records"]))
-            done.append(json.dumps(self._worker.run(batch)))
-        return {"done": done}
+            done: dict[str, Any] = self._worker.run(batch)
+        except SpecDecError as error:
+            return {"error": str(error)}
+        return done
 
 
 def generate_with_ray(
@@ -57,7 +59,7 @@ def generate_with_ray(
         What `Worker.run` returns, in the order in which batches are finished.
 
     Raises:
-        SpecDecError: If Ray isn't installed, or a worker fails.
+        SpecDecError: If Ray isn't installed, or a worker can't do its work.
     """
     try:
         ray, data = import_module("ray"), import_module("ray.data")
@@ -82,9 +84,10 @@ def generate_with_ray(
             num_gpus=1 if gpus else 0,
         )
         for row in finished.iter_rows():
-            yield json.loads(row["done"])
-    except ray.exceptions.RayError as error:
-        raise SpecDecError(f"A Ray worker failed: {_cause(error)}") from error
+            result = json.loads(row["done"])
+            if "error" in result:
+                raise SpecDecError(result["error"])
+            yield result
     finally:
         if started:
             ray.shutdown()
@@ -93,9 +96,3 @@ def generate_with_ray(
 def _to_json(settings: JobSettings, batch: Batch) -> str:
     records = [record.to_dict() for record in batch.records]
     return json.dumps({"settings": settings.to_dict(), "number": batch.number, "records": records})
-
-
-def _cause(error: BaseException) -> str:
-    """The last line of a remote traceback, which says what went wrong there."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -20,6 +20,7 @@ import pytest
 from hf_specdec import cli
 from hf_specdec.tools.offline import run_job
 from hf_specdec.tools.offline_records import JobSettings
+from hf_specdec.tools.progress import show_job
 
 from ..tools.tiny_job import read, save_job_model, write_prompts
 
@@ -162,6 +163,21 @@ class TestOptions:
         assert "pip install 'hf-specdec[ray]'" in err
 
 
+def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    clock = iter((0.0, 10.0, 20.0))
+    monkeypatch.setattr("hf_specdec.tools.progress.time.monotonic", lambda: next(clock, 20.0))
+    with show_job() as (tell, warn):
+        tell(100, 1000, 50)  # 100 of them were there before
+        tell(200, 1000, 100)
+        warn("record 3 is skipped: [why]")
+    err = capsys.readouterr().err
+    assert "200/1000 5.0 tokens/s, 0:01:20 left" in err.replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert "record 3 is skipped: [why]\n" in err.replace("\r", "")
+
+
 @pytest.mark.slow
 class TestKilled:
     def test_one_process_then_two_ranks(self, folder: Path, whole: bytes, tmp_path: Path) -> None:
@@ -201,7 +217,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for name, value in environment(RAY_USAGE_STATS_ENABLED="0").items():
             patch.setenv(name, value)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # Ray keeps a token there
-        context = ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
+        context = ray.init(
+            "local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False
+        )
         yield context.address_info["address"]
         ray.shutdown()
 
@@ -211,7 +229,7 @@ def test_ray_driver_is_killed(folder: Path, whole: bytes, tmp_path: Path, cluste
     out = tmp_path / "out.jsonl"
     process = launch(*COMMAND, *arguments(folder, out), "--engine", "ray", "--workers", "2", RAY_ADDRESS=cluster)
     done = kill_after(process, out, batches=3)
-    summary = run_job(settings(folder), folder / "in.jsonl", out, engine="ray", workers=2)
+    summary = run_job(settings(folder), folder / "in.jsonl", out, engine="ray", workers=1)
     assert summary is not None
     assert summary["generated_records"] == RECORDS - 2 * done
     assert out.read_bytes() == whole

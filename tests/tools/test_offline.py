@@ -13,7 +13,7 @@ import torch
 
 from hf_specdec import SpecDecError
 from hf_specdec.tools import offline, offline_worker
-from hf_specdec.tools.offline import run_job
+from hf_specdec.tools.offline import Launch, run_job
 from hf_specdec.tools.offline_files import JobFiles, to_line
 from hf_specdec.tools.offline_records import WINDOW, Batch, JobSettings, Record, batches, read_records
 
@@ -468,6 +468,26 @@ class TestResuming:
 def read_settings(out: Path) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(out.with_name(out.name + ".job.json").read_text())["settings"]
     return settings
+
+
+class TestLaunch:
+    def test_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("RANK", raising=False)
+        assert Launch.from_environment() == Launch(0, 1, 0)
+        assert Launch().device is None
+
+    def test_under_a_launcher(self, monkeypatch: pytest.MonkeyPatch, prompts: Path, out: Path) -> None:
+        for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+        launch = Launch.from_environment()
+        assert launch == Launch(5, 8, 1)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+        assert launch.device == "cuda:1"
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+        assert launch.device == "cpu"
+        with pytest.raises(SpecDecError, match="without a launcher"):
+            run(SETTINGS, prompts, out, engine="ray")
 
 
 def test_progress_is_told(stub: type[Stub], prompts: Path, out: Path) -> None:
