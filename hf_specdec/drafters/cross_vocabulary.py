@@ -45,11 +45,13 @@ class Bridge:
         """Compare two tokenizers; neither is changed."""
         target, draft = Codec(tokenizer), Codec(draft_tokenizer)
         ours, theirs = target.vocabulary, draft.vocabulary
-        places = {piece: index for index, piece in sorted(theirs.pieces.items(), reverse=True)}  # the lowest id counts
+        places: dict[bytes, list[int]] = {}
+        for index in theirs.by_preference():
+            places.setdefault(theirs.pieces[index], []).append(index)
         common: dict[int, int] = {}
-        for index, piece in sorted(ours.pieces.items()):
-            if piece in places:
-                common[index] = places.pop(piece)
+        for index in ours.by_preference():
+            if same := places.get(ours.pieces[index]):
+                common[index] = same.pop(0)
         markers = {
             index: theirs.tokens[token]
             for token, index in ours.tokens.items()

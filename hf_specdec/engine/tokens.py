@@ -136,6 +136,13 @@ class Vocabulary:
             index: _bytes_of(token, self.kind) for token, index in self.tokens.items() if index not in self.special
         }
 
+    def by_preference(self) -> list[int]:
+        """Ids of all text tokens; byte tokens last, as texts are made of them only where there is no other."""
+        fallback = self.kind == SENTENCEPIECE
+        return sorted(
+            self.pieces, key=lambda index: (bool(fallback and _BYTE_TOKEN.fullmatch(self.strings[index])), index)
+        )
+
 
 class Codec:
     """A vocabulary together with its tokenizer's way from text to ids.

@@ -16,7 +16,7 @@ from torch import Tensor
 import hf_specdec
 from hf_specdec import CrossVocabulary, DraftModel, Hybrid, SpecConfig, SpecDecError
 from hf_specdec.drafters import crossed
-from hf_specdec.drafters.cross_vocabulary import bridge_between
+from hf_specdec.drafters.cross_vocabulary import Bridge, bridge_between
 from hf_specdec.engine.rows import Rows
 from hf_specdec.engine.tokens import Codec
 
@@ -177,6 +177,18 @@ def test_confidence_threshold() -> None:
         cut = generate(target, CrossVocabulary(noisy, *tokenizers, mode, confidence_threshold=0.9), ragged_prompts(3))
         assert cut.num_draft_tokens < full.num_draft_tokens
         assert cut.draft_acceptance_rate > full.draft_acceptance_rate > 0
+
+
+def test_common_tokens() -> None:
+    """Of the same bytes, one to one; a byte token stands for a letter only where there is no other."""
+    ours = byte_level(["</s>", b"a", b" a", b"z", b"\n", b"<0x61>"], eos_token="</s>")
+    theirs = sentencepiece(["<0x61>", "<0x0A>", b"a", b" a", b"b", "<eos>", "<unk>"], eos_token="<eos>")
+    there, back = Bridge.between(ours, theirs), Bridge.between(theirs, ours)
+    assert there.common == {1: 2, 2: 3, 4: 1}
+    assert back.common == {2: 1, 3: 2, 1: 4}
+    assert (there.markers, back.markers) == ({0: 5}, {5: 0})
+    assert there.overlap == pytest.approx(3 / 5)
+    assert Bridge.between(theirs, theirs).common == {index: index for index in range(5)}
 
 
 # texts whose tokens begin and end elsewhere
