@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -227,11 +226,13 @@ class CrossVocabulary(DraftModel):
 
     def _own_kept(self, ours: Sequence[int], drafted: Sequence[int], accepted: int) -> int:
         """How many of the draft's tokens are whole in the accepted ones of the target."""
-        if accepted == len(ours):
-            return len(drafted)
-        size, pieces = len(self.bridge.target.text_of(ours[:accepted])), self.bridge.draft.vocabulary.pieces
-        ends = itertools.accumulate(len(pieces.get(token, b"")) for token in drafted)
-        return sum(end <= size for end in ends)
+        left, pieces, kept = len(self.bridge.target.text_of(ours[:accepted])), self.bridge.draft.vocabulary.pieces, 0
+        for token in drafted:
+            left -= len(pieces.get(token, b""))
+            if left < 0 or (token in self.ends and accepted < len(ours)):
+                break
+            kept += 1
+        return kept
 
     def _own(self, token: Tensor) -> Tensor:
         """Drafted tokens as the draft reads them."""

@@ -257,6 +257,22 @@ def test_the_drafts_end_is_the_targets(mode: str) -> None:
     assert stats.num_accepted_draft_tokens == 2
 
 
+def test_how_much_of_its_own_draft_is_kept() -> None:
+    drafter = CrossVocabulary(None)
+    drafter.bridge = Bridge.between(
+        byte_level(["</s>", b"a", b"b", b"ab"], [(b"a", b"b")], eos_token="</s>"),
+        byte_level([b"b", b"a", b"ba", "</s>"], [(b"b", b"a")], eos_token="</s>"),
+    )
+    drafter.ends = {3}
+    drafted = [1, 2, 0, 3]  # a|ba|b, the end
+    for ours, kept in (
+        ([3, 3, 0], [0, 1, 3, 4]),
+        ([1, 2, 3], [0, 1, 1, 4]),
+        ([], [0]),
+    ):  # ab|ab, the end; a|b|ab; nothing
+        assert [drafter._own_kept(ours, drafted, accepted) for accepted in range(len(ours) + 1)] == kept
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_only_new_text_is_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither encoding nor the draft's forwards begin anew."""
