@@ -414,7 +414,7 @@ def drafter_of(kind: type[CrossVocabulary], mode: str) -> CrossVocabulary:
 @pytest.mark.parametrize(("verification", "settings"), [("rejection", "processed"), ("block", "plain")])
 def test_the_intersection_keeps_the_joint_of_three_tokens(verification: str, settings: str) -> None:
     drafter = drafter_of(CrossVocabulary, "intersection")
-    seen, stats = distribution.sample(drafter, verification, settings, n=distribution.N // 2)
+    seen, stats = distribution.sample(drafter, verification, settings, n=8 * distribution.BATCH)
     assert distribution.p_of(seen, settings) > distribution.RIGHT
     assert stats.sum_min_pq > 0
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
@@ -465,7 +465,7 @@ class NotScaled(CrossVocabulary):
 
 
 def test_a_q_that_is_not_scaled_is_not_used() -> None:
-    seen, stats = distribution.sample(drafter_of(NotScaled, "intersection"), "rejection", n=distribution.CONTROL)
+    seen, stats = distribution.sample(drafter_of(NotScaled, "intersection"), "rejection", n=2 * distribution.BATCH)
     assert distribution.p_of(seen) > distribution.RIGHT
     assert stats.num_draft_tokens == 0
 
