@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -45,11 +44,13 @@ class Bridge:
         """Compare two tokenizers; neither is changed."""
         target, draft = Codec(tokenizer), Codec(draft_tokenizer)
         ours, theirs = target.vocabulary, draft.vocabulary
-        places = {piece: index for index, piece in sorted(theirs.pieces.items(), reverse=True)}  # the lowest id counts
+        places: dict[bytes, list[int]] = {}
+        for index in theirs.by_preference():
+            places.setdefault(theirs.pieces[index], []).append(index)
         common: dict[int, int] = {}
-        for index, piece in sorted(ours.pieces.items()):
-            if piece in places:
-                common[index] = places.pop(piece)
+        for index in ours.by_preference():
+            if same := places.get(ours.pieces[index]):
+                common[index] = same.pop(0)
         markers = {
             index: theirs.tokens[token]
             for token, index in ours.tokens.items()
@@ -225,11 +226,13 @@ class CrossVocabulary(DraftModel):
 
     def _own_kept(self, ours: Sequence[int], drafted: Sequence[int], accepted: int) -> int:
         """How many of the draft's tokens are whole in the accepted ones of the target."""
-        if accepted == len(ours):
-            return len(drafted)
-        size, pieces = len(self.bridge.target.text_of(ours[:accepted])), self.bridge.draft.vocabulary.pieces
-        ends = itertools.accumulate(len(pieces.get(token, b"")) for token in drafted)
-        return sum(end <= size for end in ends)
+        left, pieces, kept = len(self.bridge.target.text_of(ours[:accepted])), self.bridge.draft.vocabulary.pieces, 0
+        for token in drafted:
+            left -= len(pieces.get(token, b""))
+            if left < 0 or (token in self.ends and accepted < len(ours)):
+                break
+            kept += 1
+        return kept
 
     def _own(self, token: Tensor) -> Tensor:
         """Drafted tokens as the draft reads them."""

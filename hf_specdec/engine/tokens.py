@@ -98,11 +98,14 @@ class Vocabulary:
         if not document.is_file():
             return cls.of(AutoTokenizer.from_pretrained(str(folder), local_files_only=True), output_size)
         text = document.read_text(encoding="utf-8")
-        vocabulary = cls._of_document(text, Tokenizer.from_str(text), {}, output_size, folder.name)
+        try:
+            vocabulary = cls._of_document(text, Tokenizer.from_str(text), {}, output_size, folder.name)
+        except Exception as error:  # of whatever kind; the Rust side raises bare exceptions
+            raise ValueError(f"{document} is no tokenizer that can be read: {error}. Download it again.") from error
         given = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
         names = {role: _content(given.get(role)) for role in ROLES}
         roles = {role: vocabulary.tokens[name] for role, name in names.items() if name and name in vocabulary.tokens}
-        return replace(vocabulary, roles=roles)
+        return replace(vocabulary, roles=roles, special=vocabulary.special | _markers(roles))
 
     @classmethod
     def _of_document(
@@ -115,7 +118,7 @@ class Vocabulary:
         tokens = dict(listed) if isinstance(listed, dict) else {token: at for at, (token, _) in enumerate(listed)}
         added = {entry["content"]: entry["id"] for entry in entries}
         merges = None if model.get("merges") is None else _digest(model["merges"])
-        special = frozenset(entry["id"] for entry in entries if entry["special"])
+        special = frozenset(entry["id"] for entry in entries if entry["special"]) | _markers(roles)
         prefix = tuple(backend.encode("").ids[:1])
         return cls(tokens | added, merges, special, added, roles, _kind(document), prefix, output_size, name)
 
@@ -135,6 +138,13 @@ class Vocabulary:
         return {
             index: _bytes_of(token, self.kind) for token, index in self.tokens.items() if index not in self.special
         }
+
+    def by_preference(self) -> list[int]:
+        """Ids of all text tokens; byte tokens last, as texts are made of them only where there is no other."""
+        fallback = self.kind == SENTENCEPIECE
+        return sorted(
+            self.pieces, key=lambda index: (bool(fallback and _BYTE_TOKEN.fullmatch(self.strings[index])), index)
+        )
 
 
 class Codec:
@@ -309,6 +319,11 @@ def _guessed_kind(tokens: Iterable[str]) -> str:
 def _continues(piece: bytes) -> bool:
     """Whether a piece begins in the middle of a character."""
     return bool(piece) and piece[0] & 0xC0 == 0x80
+
+
+def _markers(roles: Mapping[str, int]) -> frozenset[int]:
+    """What begins and ends texts is no text, whatever the tokenizer's files say."""
+    return frozenset(roles[role] for role in ("bos_token", "eos_token") if role in roles)
 
 
 def _role_id(tokenizer: Any, role: str) -> int | None:

@@ -14,6 +14,8 @@ from ..engine import compat
 from ..engine.tokens import BYTE_LEVEL, SENTENCEPIECE, WORDS, PerPair, Vocabulary, vocabulary_of
 
 
+__all__ = ["Comparison", "DifferentId", "Vocabulary", "compare", "different_ids_reason", "engine_warnings"]
+
 SAME, PADDED, DIFFERENT = "same", "same-with-padding", "different"
 PADDING = 1024  # embeddings are padded to a multiple of a power of two
 MOST_CHANGED = 0.01  # share of ids that may stand for another token and leave a draft useful: renamed markers, mostly

@@ -16,7 +16,7 @@ from torch import Tensor
 import hf_specdec
 from hf_specdec import CrossVocabulary, DraftModel, Hybrid, SpecConfig, SpecDecError
 from hf_specdec.drafters import crossed
-from hf_specdec.drafters.cross_vocabulary import bridge_between
+from hf_specdec.drafters.cross_vocabulary import Bridge, bridge_between
 from hf_specdec.engine.rows import Rows
 from hf_specdec.engine.tokens import Codec
 
@@ -179,6 +179,18 @@ def test_confidence_threshold() -> None:
         assert cut.draft_acceptance_rate > full.draft_acceptance_rate > 0
 
 
+def test_common_tokens() -> None:
+    """Of the same bytes, one to one; a byte token stands for a letter only where there is no other."""
+    ours = byte_level(["</s>", b"a", b" a", b"z", b"\n", b"<0x61>"], eos_token="</s>")
+    theirs = sentencepiece(["<0x61>", "<0x0A>", b"a", b" a", b"b", "<eos>", "<unk>"], eos_token="<eos>")
+    there, back = Bridge.between(ours, theirs), Bridge.between(theirs, ours)
+    assert there.common == {1: 2, 2: 3, 4: 1}
+    assert back.common == {2: 1, 3: 2, 1: 4}
+    assert (there.markers, back.markers) == ({0: 5}, {5: 0})
+    assert there.overlap == pytest.approx(3 / 5)
+    assert Bridge.between(theirs, theirs).common == {index: index for index in range(5)}
+
+
 # texts whose tokens begin and end elsewhere
 
 
@@ -243,6 +255,22 @@ def test_the_drafts_end_is_the_targets(mode: str) -> None:
     other = (byte_level(ours, eos_token="</s>"), byte_level([*theirs[:3], "<|im_end|>"], eos_token="<|im_end|>"))
     stats = generate(target, CrossVocabulary(draft, *other, mode), prompt(1), eos_token_id=0)
     assert stats.num_accepted_draft_tokens == 2
+
+
+def test_how_much_of_its_own_draft_is_kept() -> None:
+    drafter = CrossVocabulary(None)
+    drafter.bridge = Bridge.between(
+        byte_level(["</s>", b"a", b"b", b"ab"], [(b"a", b"b")], eos_token="</s>"),
+        byte_level([b"b", b"a", b"ba", "</s>"], [(b"b", b"a")], eos_token="</s>"),
+    )
+    drafter.ends = {3}
+    drafted = [1, 2, 0, 3]  # a|ba|b, the end
+    for ours, kept in (
+        ([3, 3, 0], [0, 1, 3, 4]),
+        ([1, 2, 3], [0, 1, 1, 4]),
+        ([], [0]),
+    ):  # ab|ab, the end; a|b|ab; nothing
+        assert [drafter._own_kept(ours, drafted, accepted) for accepted in range(len(ours) + 1)] == kept
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -386,7 +414,7 @@ def drafter_of(kind: type[CrossVocabulary], mode: str) -> CrossVocabulary:
 @pytest.mark.parametrize(("verification", "settings"), [("rejection", "processed"), ("block", "plain")])
 def test_the_intersection_keeps_the_joint_of_three_tokens(verification: str, settings: str) -> None:
     drafter = drafter_of(CrossVocabulary, "intersection")
-    seen, stats = distribution.sample(drafter, verification, settings, n=distribution.N // 2)
+    seen, stats = distribution.sample(drafter, verification, settings, n=8 * distribution.BATCH)
     assert distribution.p_of(seen, settings) > distribution.RIGHT
     assert stats.sum_min_pq > 0
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
@@ -437,7 +465,7 @@ class NotScaled(CrossVocabulary):
 
 
 def test_a_q_that_is_not_scaled_is_not_used() -> None:
-    seen, stats = distribution.sample(drafter_of(NotScaled, "intersection"), "rejection", n=distribution.CONTROL)
+    seen, stats = distribution.sample(drafter_of(NotScaled, "intersection"), "rejection", n=2 * distribution.BATCH)
     assert distribution.p_of(seen) > distribution.RIGHT
     assert stats.num_draft_tokens == 0
 

