@@ -51,13 +51,12 @@ def spread(path: str, device_map: dict[str, str], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "recycling", "draft"])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "recycling", "draft_model"])
 def test_same_text(name: str, drafter: str, pair: Any, tmp_path: Path) -> None:
     target_path, draft_path, prompts, expected = pair
     target = spread(target_path, MAPS[name], tmp_path)
-    speculative: Any = drafter
-    if drafter == "draft":
-        speculative = SpecConfig(draft_model=draft_path, drafter="draft_model", draft_length="fixed")
+    draft = draft_path if drafter == "draft_model" else None
+    speculative = SpecConfig(drafter=drafter, draft_model=draft, draft_length="fixed")  # drafts whatever it costs
     out = hf_specdec.generate(target, **prompts, **CALL, speculative=speculative)
     assert torch.equal(out, expected)
     stats = hf_specdec.last_stats(target)
@@ -97,7 +96,8 @@ def test_pair_in_memory(pair: Any) -> None:
     target, draft = hf_specdec.load_pair(pair[0], pair[1], max_memory={"cpu": "1GiB"}, context=64)
     assert (target.training, draft.training) == (False, False)
     assert not hasattr(target, "_hf_hook")
-    out = hf_specdec.generate(target, **pair[2], **CALL, assistant_model=draft)
+    config = SpecConfig(draft_length="fixed")
+    out = hf_specdec.generate(target, **pair[2], **CALL, speculative=config, assistant_model=draft)
     assert torch.equal(out, pair[3])
     assert hf_specdec.last_stats(target).num_accepted_draft_tokens > 0  # type: ignore[union-attr]
 
