@@ -42,7 +42,7 @@ check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
 check-tests: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: check-lint check-types
 

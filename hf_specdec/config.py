@@ -26,7 +26,8 @@ class SpecConfig:
             `"none"`), a `Drafter` instance, or `None` to choose: `"hybrid"` with a draft model, else
             `"prompt_lookup"`.
         draft_model: A causal language model with the target's token ids, its Hub id or its local path. `None` takes one
-            that is in the local cache, if it fits and pays; `"auto"` also downloads one, and says so before.
+            that fits and pays from the local cache, or, for a target that came from the Hub, from there, and says so before the
+            download; `"auto"` does that for a target from a folder too.
         num_draft_tokens: Tokens drafted a round; with `draft_length="adaptive"` the most that may be drafted.
             `None` means 16 (adaptive) or 5 (fixed); 0 switches speculation off.
         draft_length: `"adaptive"` chooses each round's length from measured acceptance and cost, 0 included;

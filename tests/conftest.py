@@ -18,7 +18,8 @@ import hf_specdec
 from hf_specdec.engine import length
 
 
-torch.set_num_threads(2)
+# beside another worker of pytest-xdist a second thread would only wait
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_a_draft_model_with_nan_weights_costs_no_text() -> None:
         {"suppress_tokens": [3, 4, 5]},
         {"forced_eos_token_id": 9},
     ],
-    ids=str,
+    ids=lambda options: "-".join(map(str, options)),
 )
 @pytest.mark.parametrize("rows", [1, 3])
 def test_processors_see_each_position_with_its_own_prefix(options: dict[str, Any], rows: int) -> None:

@@ -1,12 +1,14 @@
-"""The draft model of `speculative=True`: picked once for each target, and only from what is on this disk.
+"""The draft model of `speculative=True`: picked once for each target, fetched if need be, and loaded next to its head.
 
-Nothing is downloaded unless the user asked for it with `SpecConfig(draft_model="auto")`, and nothing here makes a call fail:
-without a draft, prompt lookup drafts.
+A target that came from the Hub may have its draft from there, announced with its size before the download starts. A target
+from a folder is kept from the network: it gets what is on this disk, unless the user asked for more with
+`SpecConfig(draft_model="auto")`. Nothing here makes a call fail: without a draft, prompt lookup drafts.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -45,19 +47,20 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
 
     Args:
         target: The target model.
-        config: The call's settings: `draft_model="auto"` allows a download, `draft_device` is where the draft goes.
+        config: The call's settings: with `draft_model="auto"` a target from a folder may have a draft from the Hub too,
+            `draft_device` is where the draft goes.
     """
     name = str(getattr(target, "name_or_path", "") or "")
     if not name or not config.max_draft_tokens:
         return None
-    asked = config.draft_model is not None
-    place = (asked, str(config.draft_device))
+    may_fetch = config.draft_model is not None or not os.path.isdir(name)
+    place = (may_fetch, str(config.draft_device))
     with _LOCK:
         known = _PICKED.setdefault(target, {})
         if place not in known:
             try:
                 with torch.random.fork_rng(devices=[]):  # a seed gives the same text in the first call as in the next
-                    known[place] = _find(target, name, config, asked)
+                    known[place] = _find(target, name, config, may_fetch)
             except Exception as error:  # a draft costs speed, never the answer
                 logger.warning("no draft model for %s, so prompt lookup drafts: %s", name, error)
                 known[place] = None
@@ -72,25 +75,28 @@ def reset(model: Any = None) -> None:
         _PICKED.pop(model, None)
 
 
-def _find(target: Any, name: str, config: SpecConfig, asked: bool) -> Any:
-    """Pick, fetch if that was asked for, and load."""
+def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
+    """Pick, fetch if that is allowed, and load."""
     from . import hub, pick, ranking
 
     device = torch.device(config.draft_device) if config.draft_device is not None else compat.head_device(target)
     slow = target.device.type == "cpu" and target.dtype == torch.float32
-    choice = pick.pick(
-        name,
-        revision=compat.commit(target),
-        local_files_only=not asked,
-        free_bytes=_free_bytes(device),
-        overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
-    )
-    chosen = choice.chosen
-    if chosen is None or chosen.verdict not in pick.FITS.values() or (chosen.download_bytes != 0 and not asked):
+    for local in (True, False) if may_fetch else (True,):  # what is here is found without a question to the Hub
+        choice = pick.pick(
+            name,
+            revision=compat.commit(target),
+            local_files_only=local,
+            free_bytes=_free_bytes(device),
+            overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
+        )
+        chosen = choice.chosen
+        if chosen is not None and chosen.verdict in pick.FITS.values() and (chosen.download_bytes == 0 or not local):
+            break
+    else:
         _say_why_not(choice, name)
         return None
     here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
-    folder = hub.download(here, announce=_announce, local_files_only=not asked)
+    folder = hub.download(here, announce=_announce, local_files_only=not may_fetch)
     draft = load_draft(target, str(folder), config.draft_device)
     if reason := forward.unsupported_reason(draft):
         raise SpecDecError(f"{chosen.id} can't be used: {reason}.")

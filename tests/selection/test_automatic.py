@@ -1,9 +1,12 @@
-"""The draft model of `speculative=True`: from the cache alone, once a model, and never in the way."""
+"""The draft model of `speculative=True`: found once a model, and never in the way."""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,14 +80,23 @@ def test_a_draft_in_the_cache_is_used(hub: HubServer, target: Any, caplog: pytes
     assert len(hub.requests) == before  # not one question to the Hub
 
 
-def test_nothing_is_downloaded_without_consent(hub: HubServer, target: Any) -> None:
+def test_a_target_from_a_folder_asks_nothing(
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = download(describe(INSTRUCT), announce=lambda line: None)
+    folder = shutil.copytree(source, tmp_path / INSTRUCT.partition("/")[2])
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
     asked = len(hub.requests)
-    assert generate(target).spec_stats.drafter == "prompt_lookup"
+    assert generate(model).spec_stats.drafter == "prompt_lookup"
     assert len(hub.requests) == asked
+    assert "downloading" not in capsys.readouterr().err
 
 
-def test_auto_downloads_and_says_so(hub: HubServer, target: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    stats = generate(target, SpecConfig(draft_model="auto")).spec_stats
+@pytest.mark.parametrize("speculative", [True, SpecConfig(draft_model="auto")], ids=["True", "auto"])
+def test_a_missing_draft_is_downloaded_and_announced(
+    hub: HubServer, target: Any, speculative: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stats = generate(target, speculative).spec_stats
     assert stats.drafter == "hybrid"
     said = capsys.readouterr().err
     assert f"downloading {DRAFT}, " in said
@@ -133,7 +145,10 @@ def test_models_without_a_name_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def named() -> Any:
+def named(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model with the name of a folder: `pick` is asked once."""
+    is_folder = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path == "acme/Named-8B" or is_folder(path))
     model = tiny_model()
     model.name_or_path = "acme/Named-8B"
     return model

@@ -235,7 +235,7 @@ class TestCosts:
             uses[width] += 1
             return 100.0 if uses[width] <= CAPTURE_AFTER + 2 else 1.0
 
-        monkeypatch.setattr(FastForward, "of", lambda *arguments: Idle())
+        monkeypatch.setattr(FastForward, "of", lambda *arguments, **options: Idle())
         monkeypatch.setattr(costs._Behind, "forward", timed)
         found = measure_costs(loaded.model, encode_batch(loaded, ["abc"]), [[65] * 12], [1, 3])
         assert found is not None
