@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .config import SpecConfig
+from .drafters import model_of
 from .drafters.base import Draft, DraftContext, Drafter, checked
 from .engine.cache import upload
 from .engine.length import AdaptiveLength, FixedLength, GainWatch, Outlook, Round, controller
@@ -175,11 +176,8 @@ def name_of(drafter: Any) -> str:
 def _length_control(model: Any, config: SpecConfig, drafter: Any) -> AdaptiveLength | FixedLength:
     if config.draft_length == "fixed":
         return FixedLength(config.max_draft_tokens)
-    draft = getattr(drafter, "model", None)
-    if not isinstance(draft, torch.nn.Module):  # a drafter that has one, such as the hybrid's
-        draft = getattr(draft, "model", None)
     kind = f"{type(drafter).__module__}.{type(drafter).__qualname__} {name_of(drafter)}"
-    return controller(model, kind, draft if isinstance(draft, torch.nn.Module) else None)
+    return controller(model, kind, model_of(drafter))
 
 
 def _sound(outlook: Outlook) -> Outlook:

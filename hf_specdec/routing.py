@@ -17,13 +17,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from . import drafters
 from .config import SpecConfig
 from .decoding import Call, decode
-from .drafters import CrossVocabulary, DraftModel, crossed, loaded, resolve
+from .drafters import CrossVocabulary, DraftModel, crossed, loaded, model_of, resolve
 from .engine import graphs, length
 from .engine.ranks import Ranks
 from .engine.tokens import saved_tokenizer
 from .errors import IncompatibleDraftError, UnsupportedModelError
 from .outputs import SpecOutput
-from .request import draft_of
+from .request import draft_of, sharded_reason
 from .selection import automatic
 from .selection.load import load_draft
 from .selection.vocabulary import different_ids_reason
@@ -100,13 +100,12 @@ def run(model: Any, plain: Callable[..., Any], config: SpecConfig, call: dict[st
     if reason is None:
         try:
             drafter, reason = _drafter(model, config, passed)
+            reason = reason or sharded_reason(model_of(drafter))
         except IncompatibleDraftError as error:
             if config.strict or isinstance(config.draft_model, str) or config.drafter is not None:
                 failure = error
             reason = str(error)
-    reason = ranks.agreed(reason)
-    if failure is not None:
-        raise failure
+    reason = ranks.agreed(reason, failure)
     if reason is not None:
         return run_plainly(model, plain, config, call, reason)
     streamer = call.get("streamer")

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from ..engine.length import Outlook
 from ..errors import IncompatibleDraftError, SpecDecError
 from . import draft_model, recycling
@@ -90,6 +92,14 @@ def crossed(drafter: Drafter | None, tokenizer: Any, draft_tokenizer: Any) -> Dr
         return CrossVocabulary(model.model, tokenizer, draft_tokenizer, confidence_threshold=threshold)
 
     return _with_model(drafter, across)
+
+
+def model_of(drafter: Any) -> nn.Module | None:
+    """The model that a drafter runs, or `None`."""
+    model = getattr(drafter, "model", None)
+    if not isinstance(model, nn.Module):  # a drafter that has one, such as the hybrid's
+        model = getattr(model, "model", None)
+    return model if isinstance(model, nn.Module) else None
 
 
 def _with_model(drafter: Drafter | None, change: Callable[[DraftModel], DraftModel]) -> Drafter | None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ..errors import SpecDecError
 from . import compat
 
 
@@ -76,13 +77,28 @@ class Ranks:
         """The leader's value."""
         return value if self.team is None else int(self.share(torch.tensor(int(value)))[0])
 
-    def agreed(self, reason: str | None) -> str | None:
-        """Why this call can't be sped up on every rank, or `None`: one rank that decodes plainly would leave the others."""
-        if self.alone:
-            return reason
-        refused = torch.tensor(0 if reason is None else 1, device=self.device)
-        dist.all_reduce(refused, group=None if self.lockstep else self.team)
-        return reason if reason is not None or not refused.item() else "another rank can't speed up its call"
+    def agreed(self, reason: str | None, failure: SpecDecError | None = None) -> str | None:
+        """Why this call can't be sped up on every rank, or `None`: one rank that goes another way would leave the others.
+
+        Args:
+            reason: Why this rank can't.
+            failure: What this rank has to raise.
+
+        Raises:
+            SpecDecError: The failure, or one that says that another rank has one.
+        """
+        if not self.alone:
+            state = torch.tensor(2 if failure is not None else int(reason is not None), device=self.device)
+            dist.all_reduce(state, dist.ReduceOp.MAX, None if self.lockstep else self.team)
+            if failure is None and state == 2:
+                failure = SpecDecError(
+                    "Another rank can't make its draft, and says why. Mend it there; all ranks stop together."
+                )
+            if reason is None and state == 1:
+                reason = "another rank can't speed up its call"
+        if failure is not None:
+            raise failure
+        return reason
 
     def announce(self) -> None:
         """Tell the others that a forward comes; they run one too."""

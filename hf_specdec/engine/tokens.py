@@ -96,7 +96,7 @@ class Vocabulary:
             output_size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
         document = folder / "tokenizer.json"
         if not document.is_file():
-            return cls.of(AutoTokenizer.from_pretrained(str(folder), local_files_only=True), output_size)
+            return cls.of(_read_tokenizer(str(folder)), output_size)
         text = document.read_text(encoding="utf-8")
         try:
             vocabulary = cls._of_document(text, Tokenizer.from_str(text), {}, output_size, folder.name)
@@ -264,11 +264,16 @@ def saved_tokenizer(model: Any) -> Any:
         name, found = getattr(model, "name_or_path", ""), None
         if name:
             try:
-                found = AutoTokenizer.from_pretrained(name, local_files_only=True)
+                found = _read_tokenizer(name)
             except Exception as error:  # whatever is wrong with it, it can't be used
                 logger.info("no tokenizer is saved at %s: %s: %s", name, type(error).__name__, error)
         _SAVED[model] = found
     return _SAVED[model]
+
+
+def _read_tokenizer(name: str) -> Any:
+    """A tokenizer from this disk, without code of its own."""
+    return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
 
 
 def _byte_characters() -> dict[str, int]:

@@ -1,15 +1,13 @@
 """The draft model of `speculative=True`: picked once for each target, fetched if need be, and loaded next to its head.
 
-A target that came from the Hub may have its draft from there, announced with its size before the download starts. A target
-from a folder is kept from the network: it gets what is on this disk, unless the user asked for more with
+A target that came from the Hub may have its draft from there, announced with its size before the download starts. Any other
+target is kept from the network: it gets what is on this disk, unless the user asked for more with
 `SpecConfig(draft_model="auto")`. Nothing here makes a call fail: without a draft, prompt lookup drafts.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import weakref
 from typing import Any
@@ -21,7 +19,7 @@ from ..drafters import NEEDS_MODEL
 from ..engine import compat, forward
 from ..errors import SpecDecError
 from .candidates import Candidate, Choice
-from .load import load_draft
+from .load import announce, load_draft
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
     name = str(getattr(target, "name_or_path", "") or "")
     if not name or not config.max_draft_tokens:
         return None
-    may_fetch = config.draft_model is not None or not os.path.isdir(name)
+    may_fetch = config.draft_model is not None or _is_from_the_hub(name)
     place = (may_fetch, str(config.draft_device))
     with _LOCK:
         known = _PICKED.setdefault(target, {})
@@ -93,10 +91,10 @@ def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
         if chosen is not None and chosen.verdict in pick.FITS.values() and (chosen.download_bytes == 0 or not local):
             break
     else:
-        _say_why_not(choice, name)
+        _say_why_not(choice, name, may_fetch)
         return None
     here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
-    folder = hub.download(here, announce=_announce, local_files_only=not may_fetch)
+    folder = hub.download(here, announce=announce, local_files_only=not may_fetch)
     draft = load_draft(target, str(folder), config.draft_device)
     if reason := forward.unsupported_reason(draft):
         raise SpecDecError(f"{chosen.id} can't be used: {reason}.")
@@ -104,14 +102,30 @@ def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
     return draft
 
 
-def _say_why_not(choice: Choice, name: str) -> None:
+def _is_from_the_hub(name: str) -> bool:
+    """Whether a model of that name was loaded by its Hub id: then the local cache has it."""
+    from . import hub
+
+    try:
+        return hub.describe(name, local_files_only=True).source == "cache"
+    except hub.HubProblem:
+        return False
+
+
+def _say_why_not(choice: Choice, name: str, tried: bool) -> None:
     """Log what was found, and how to get it where it isn't here."""
     chosen = choice.chosen
     if chosen is not None and chosen.download_bytes == 0:  # the target's configuration names it
         logger.warning("%s doesn't draft for %s: %s", chosen.id, name, "; ".join(chosen.reasons))
     elif chosen is None:
-        notes = "; ".join(choice.notes) or f"`hf-specdec drafts {name}` shows what was looked at"
-        logger.info("no draft model for %s, so prompt lookup drafts: %s", name, notes)
+        logger.info(
+            "no draft model for %s, so prompt lookup drafts: %s. `hf-specdec drafts %s` shows all",
+            name,
+            choice.why_not,
+            name,
+        )
+    elif tried:
+        logger.warning("no draft model could be had for %s, so prompt lookup drafts: %s", name, choice.why_not)
     else:
         logger.warning(
             "%s could draft for %s%s but isn't on this disk (%.2f GB), so prompt lookup drafts. "
@@ -126,11 +140,6 @@ def _say_why_not(choice: Choice, name: str) -> None:
 
 def _promise(chosen: Candidate) -> str:
     return "" if chosen.predicted_speedup is None else f" (predicted {chosen.predicted_speedup:.2f}×)"
-
-
-def _announce(line: str) -> None:
-    logger.info("%s", line)
-    sys.stderr.write(f"hf_specdec: {line}\n")
 
 
 def _free_bytes(device: Any) -> int | None:

@@ -82,7 +82,8 @@ class Candidate:
         kind: `"draft_model"`, `"eagle3"`, `"mtp"`, `"dflash"`, or another kind of head.
         verdict: `"fits"`, `"fits with padding"`, `"other vocabulary"`, `"unverified"` or `"rejected"`.
         reasons: Why, one sentence each.
-        source: Where it was found: `"given"`, `"catalog"`, `"cache"` or `"hub"`.
+        source: Where it was found: `"given"` (by the user), `"config"` (named by the target's), `"catalog"`, `"cache"` or
+            `"hub"`.
         revision: Commit that was looked at.
         memory_bytes: Its weights and its cache on the device, or `None`.
         download_bytes: What would have to be downloaded first; 0 where nothing.
@@ -117,3 +118,10 @@ class Choice:
     chosen: Candidate | None
     candidates: tuple[Candidate, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no draft that could be loaded, in one line."""
+        best = self.chosen or next(iter(self.candidates), None)
+        reasons = [f"{best.id}: {best.reasons[-1]}"] if best is not None and best.reasons else []
+        return "; ".join([*self.notes, *reasons]) or "none was found that pays"

@@ -207,4 +207,6 @@ def _kv_numbers(config: Any) -> int:
         size = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
         return len(kept) * int(config.num_attention_heads) * int(size)
     own = getattr(config, "per_layer_config", None) or [config] * layers  # layers of different sizes
-    return sum(2 * shared * size for _, shared, size in (_heads(own[index]) for index in kept))
+    repeated = getattr(config, "new_decoder_architecture", False)  # Falcon caches a key for every query head
+    sizes = (_heads(own[index]) for index in kept)
+    return sum(2 * (heads if repeated else shared) * size for heads, shared, size in sizes)

@@ -154,9 +154,16 @@ def custom_code_reason(config: Mapping[str, Any]) -> str | None:
     if not config.get("auto_map"):
         return None
     architectures = config.get("architectures") or ()
-    if architectures and set(architectures) <= _known_classes():
+    if architectures and set(architectures) <= _known_classes() and config.get("model_type") in _causal_kinds():
         return None
     return "it needs code from its repository (auto_map), which is never run"
+
+
+@cache
+def _causal_kinds() -> frozenset[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 @cache
@@ -168,6 +175,9 @@ def _known_classes() -> frozenset[str]:
 
 def _not_causal_reason(config: Mapping[str, Any]) -> str | None:
     architectures = config.get("architectures") or ()
+    kind = config.get("model_type")
+    if kind and kind not in _causal_kinds():
+        return f"the installed Transformers has no causal language model of type {kind!r}"
     if config.get("draft_vocab_size") or config.get("eagle_config"):
         return "it is a draft head, not a whole model"
     for name in architectures:

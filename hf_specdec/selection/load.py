@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import threading
 import weakref
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ..engine import compat
-from ..errors import IncompatibleDraftError
+from ..errors import IncompatibleDraftError, SpecDecError
+from . import hub
 
 
 _LOADED: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
+logger = logging.getLogger(__name__)
 
 
 def load_draft(target: Any, name: str, device: Any = None) -> Any:
@@ -32,12 +38,36 @@ def load_draft(target: Any, name: str, device: Any = None) -> Any:
         loaded = _LOADED.setdefault(target, {})
         if (name, place) not in loaded:
             try:
-                draft = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype, use_safetensors=True)
+                folder = name if os.path.isdir(name) else fetched(name)
+                draft = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=target.dtype, use_safetensors=True, trust_remote_code=False
+                )
                 draft = draft.to(place).eval()
-            except (OSError, ValueError, ImportError, RuntimeError) as error:
+            except (SpecDecError, OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
                 raise IncompatibleDraftError(
                     f"The draft model {name!r} can't be loaded: {error} "
                     "Pass the id or path of a causal language model, or the loaded model itself."
                 ) from error
             loaded[name, place] = draft
         return loaded[name, place]
+
+
+def fetched(name: str, revision: str | None = None, *, token: Any = None, local_files_only: bool = False) -> str:
+    """The folder of a draft that was named by its Hub id; a download is announced with its size.
+
+    Raises:
+        SpecDecError: If it can't be had.
+    """
+    try:
+        repository = hub.describe(name, revision=revision, local_files_only=True)
+    except hub.HubProblem:
+        repository = None
+    if repository is None or not repository.complete:
+        repository = hub.describe(name, revision=revision, token=token, local_files_only=local_files_only)
+    return str(hub.download(repository, announce=announce, token=token, local_files_only=local_files_only))
+
+
+def announce(line: str) -> None:
+    """Say what is about to happen, to the log and to whoever looks at the terminal."""
+    logger.info("%s", line)
+    sys.stderr.write(f"hf_specdec: {line}\n")

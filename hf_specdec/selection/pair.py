@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ..errors import IncompatibleDraftError, SpecDecError
-from .candidates import Candidate
+from .load import fetched
 from .placement import memory_of, plan
 from .plans import GIB, Plan
 
@@ -107,28 +107,17 @@ def _pick(target: str, revision: str | None, hub: dict[str, Any]) -> tuple[str |
         choice = pick(target, revision=revision, **hub)
         chosen = choice.chosen
         if chosen is None or not chosen.verified:
-            reason = "; ".join(choice.notes) or "none was found that pays"
+            reason = choice.why_not
         elif chosen.kind != "draft_model":
             reason = f"{chosen.id} is a draft of kind {chosen.kind!r}, which isn't loaded here"
         elif chosen.download_bytes == 0:
             return chosen.id, chosen.revision
         else:
-            return _download(chosen, hub), None
+            return fetched(chosen.id, chosen.revision, **hub), None
     except Exception as error:  # looking for a draft may cost the draft, never the target
         reason = f"{type(error).__name__}: {error}"
     logger.warning("no draft for %s: %s", target, reason)
     return None, None
-
-
-def _download(chosen: Candidate, hub: dict[str, Any]) -> str:
-    """The folder of a draft that isn't on this disk yet. Its size is told before."""
-    from .hub import describe, download
-
-    def announce(line: str) -> None:
-        logger.info("%s", line)
-        sys.stderr.write(f"hf_specdec: {line}\n")
-
-    return str(download(describe(chosen.id, revision=chosen.revision, **hub), announce=announce, **hub))
 
 
 def _plan(
@@ -145,7 +134,7 @@ def _plan(
         if alone.offloaded == found.offloaded:
             return found, draft
         reason = f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
-    except (SpecDecError, OSError) as error:
+    except Exception as error:  # a draft that nobody named must not cost the target
         reason, alone = error, plan(target, **wanted)
     logger.warning("%s goes without the draft %s: %s", target, draft, reason)
     return alone, None
@@ -153,10 +142,11 @@ def _plan(
 
 def _load_draft(name: Any, dtype: Any, place: dict[str, Any], **hub: Any) -> Any:
     try:
+        folder = name if os.path.isdir(name) else fetched(os.fspath(name), **hub)
         return AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, device_map=place, use_safetensors=True, **hub
+            folder, dtype=dtype, device_map=place, use_safetensors=True, trust_remote_code=False
         ).eval()  # fmt: skip
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (SpecDecError, OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise IncompatibleDraftError(
             f"The draft model {os.fspath(name)!r} can't be loaded: {error} "
             "Pass the id or path of a causal language model with safetensors files, or the loaded model itself."

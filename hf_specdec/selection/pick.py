@@ -157,6 +157,8 @@ class _Search:
         if option.facts is None:
             return candidate
         reason, prediction = self._weigh(option)
+        if self.target.is_recurrent:
+            reason = "the target has recurrent layers, whose state can't be rolled back yet: it decodes plainly"
         repository = option.repository
         size = option.facts.parameters * bytes_of(option.facts.dtype)
         if repository is not None:
@@ -208,7 +210,7 @@ class _Search:
             if candidate.verdict == "rejected":
                 return candidate
             folder = self.hub.tokenizer_folder(repository, **self.asking)
-            if option.kind is None and option.source != "given":
+            if option.kind is None and option.source not in ("given", "config"):  # else somebody knows it
                 candidate = self._judge(replace(option, kind=kind_of(option.id, sources.talks(folder))))
                 if candidate.verdict == "rejected":
                     return candidate
@@ -256,10 +258,6 @@ class _Search:
 
     def _note(self) -> None:
         """What the user should know besides."""
-        if self.target.is_recurrent:
-            self.notes.append(
-                "the target has recurrent layers, whose state can't be rolled back yet: it decodes plainly"
-            )
         chosen = self.chosen
         if chosen is not None and chosen.verified and chosen.source != "given":
             best = max(

@@ -107,7 +107,7 @@ def shape_of(model: Any, load: Load, dtype: Any = None, quantization: Any = None
     try:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager", **remote)
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
+    except (ValueError, ImportError, AttributeError, TypeError, RuntimeError) as error:
         raise PlacementError(
             f"No causal language model can be made from the configuration of {name!r}: {error} "
             "Pass the id, path or configuration of one."
@@ -134,7 +134,7 @@ def config_of(model: Any, **hub: Any) -> Any:
     if isinstance(model, Mapping):
         return AutoConfig.for_model(**model)
     if isinstance(model, (str, os.PathLike)):
-        return AutoConfig.from_pretrained(os.fspath(model), **hub)
+        return AutoConfig.from_pretrained(os.fspath(model), **({"trust_remote_code": False} | hub))
     return getattr(model, "config", model)
 
 
@@ -168,6 +168,8 @@ def _cached_numbers(layer: nn.Module, config: Any, index: int) -> int:
     kinds = getattr(config, "layer_types", None)
     if kinds and "attention" not in kinds[index].replace("linear_attention", ""):
         return 0  # a recurrent state, whose size doesn't grow
+    if index >= config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0):
+        return 0  # it reads the cache of an earlier layer
     heads = config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # multi-head latent attention is cached as it is computed with
         return int(heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
@@ -175,8 +177,10 @@ def _cached_numbers(layer: nn.Module, config: Any, index: int) -> int:
     found = [each for name, each in layer.named_modules() if name.endswith(ends) and isinstance(each, nn.Linear)]
     if found:
         return 2 * max(each.out_features for each in found)
-    key_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    if getattr(config, "new_decoder_architecture", False):
+        key_heads = heads  # Falcon repeats keys for all heads before it caches them
+    elif getattr(config, "multi_query", False):
         key_heads = 1
     return int(2 * key_heads * (getattr(config, "head_dim", None) or config.hidden_size // heads))
 

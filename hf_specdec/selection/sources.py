@@ -17,6 +17,17 @@ from .facts import decoder_config, facts_of
 SAVED_NAME = "assistant_model"  # the field of a target's configuration that names its draft model
 PADDING = 1024  # rows that the output layers of one family may differ by
 
+RECURRENT = (
+    "qwen3_5",
+    "qwen3_next",
+    "falcon_h1",
+    "granitemoehybrid",
+    "bamba",
+    "mamba",
+    "jamba",
+    "lfm2",
+)  # model types
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -62,6 +73,8 @@ class Target:
     @property
     def is_recurrent(self) -> bool:
         """Whether it has layers with a state in the place of a cache."""
+        if self.facts.model_type.startswith(RECURRENT):
+            return True
         if self.repository is None:
             return False
         kinds = getattr(decoder_config(self.repository.config), "layer_types", None) or ()
@@ -96,7 +109,7 @@ def saved(target: Target) -> Iterator[Option]:
     for config in (target.repository.config, beside):
         name = config.get(SAVED_NAME)
         if isinstance(name, str) and name and name != target.id:
-            yield Option(name, "given")
+            yield Option(name, "config")
 
 
 def heads(target: Target, catalog: Catalog) -> Iterator[Option]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,10 +144,8 @@ def test_models_without_a_name_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A model with the name of a folder: `pick` is asked once."""
-    is_folder = os.path.isdir
-    monkeypatch.setattr(os.path, "isdir", lambda path: path == "acme/Named-8B" or is_folder(path))
+def named() -> Any:
+    """A model with a name that the local cache doesn't know."""
     model = tiny_model()
     model.name_or_path = "acme/Named-8B"
     return model

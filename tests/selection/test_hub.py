@@ -141,7 +141,16 @@ def test_why_a_repository_is_excluded(hub: HubServer, name: str, reason: str | N
         ({"id": "google/gemma-3-1b-it-qat-q4_0-unquantized"}, None),
         ({"id": "HuggingFaceTB/SmolLM2-135M-Instruct", "tags": ("onnx",)}, None),
         ({"config": {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"vocab_size": 9}}}, None),
-        ({"config": {"architectures": ["Phi3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_phi3.C"}}}, None),
+        (
+            {
+                "config": {
+                    "model_type": "phi3",
+                    "architectures": ["Phi3ForCausalLM"],
+                    "auto_map": {"AutoConfig": "configuration_phi3.C"},
+                }
+            },
+            None,
+        ),
     ],
 )
 def test_what_names_tags_and_configurations_give_away(hub: HubServer, changes: dict, reason: str | None) -> None:

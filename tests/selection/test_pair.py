@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import hf_specdec
 from hf_specdec import IncompatibleDraftError, PlacementError, SpecConfig
 from hf_specdec.engine import compat
-from hf_specdec.selection.candidates import Candidate, Choice
+from hf_specdec.selection.candidates import Candidate, Choice, Repository
 from hf_specdec.selection.load import load_draft
 from tests.tiny import exact_pair, ragged_prompts
 
@@ -168,10 +167,9 @@ class TestAuto:
     @pytest.fixture
     def picks(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         def install(answer: Any, **hub: Any) -> None:
-            for name, functions in (("pick", {"pick": answer}), ("hub", hub)):
-                module = types.ModuleType(f"hf_specdec.selection.{name}")
-                vars(module).update(functions)
-                monkeypatch.setitem(sys.modules, module.__name__, module)
+            monkeypatch.setattr("hf_specdec.selection.pick.pick", answer)
+            for name, function in hub.items():
+                monkeypatch.setattr(f"hf_specdec.selection.hub.{name}", function)
 
         return install
 
@@ -204,11 +202,13 @@ class TestAuto:
         """What must be fetched is announced first, and loaded from its folder."""
 
         def download(repository: Any, announce: Any, **hub: Any) -> Path:
-            assert repository == ("org/draft", "main")
+            assert (repository.id, repository.revision) == ("org/draft", "main")
             announce("downloading org/draft, 12 MB")
             return Path(pair[1])
 
-        describe = lambda name, revision, **hub: (name, revision)  # noqa: E731
+        def describe(name: str, revision: str, **hub: Any) -> Repository:
+            return Repository(name, {}, "hub", revision)
+
         picks(self.chosen("org/draft", size=12_000_000), describe=describe, download=download)
         assert hf_specdec.load_pair(pair[0], max_memory={"cpu": "1GiB"})[1].name_or_path == pair[1]
         assert "downloading org/draft, 12 MB" in capsys.readouterr().err

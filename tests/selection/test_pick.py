@@ -41,8 +41,8 @@ EXPECTED: dict[str, str | None] = {
     "Qwen/Qwen2.5-Math-72B-Instruct": "Qwen/Qwen2.5-Math-1.5B-Instruct",
     "Qwen/QwQ-32B": "Qwen/Qwen2.5-0.5B-Instruct",
     "Qwen/Qwen2-72B-Instruct": "Qwen/Qwen2-0.5B-Instruct",
-    "Qwen/Qwen3.5-9B": "Qwen/Qwen3.5-0.8B",
-    "Qwen/Qwen3.5-27B": "Qwen/Qwen3.5-0.8B",
+    "Qwen/Qwen3.5-9B": None,
+    "Qwen/Qwen3.5-27B": None,
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
     "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
     "meta-llama/Llama-3.3-70B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
@@ -66,7 +66,7 @@ EXPECTED: dict[str, str | None] = {
     "mistralai/Mistral-7B-Instruct-v0.3": None,
     "mistralai/Mistral-Large-Instruct-2407": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistralai/Mixtral-8x7B-Instruct-v0.1": None,
-    "mistralai/Ministral-3-14B-Instruct-2512-BF16": "mistralai/Ministral-3-3B-Instruct-2512-BF16",
+    "mistralai/Ministral-3-14B-Instruct-2512-BF16": None,
     "microsoft/phi-2": None,
     "microsoft/phi-4": None,
     "microsoft/Phi-3-medium-128k-instruct": "microsoft/Phi-3-mini-128k-instruct",
@@ -374,8 +374,15 @@ class TestCandidates:
         pick.pick("Qwen/Qwen2.5-72B-Instruct", hub=hub)
         assert hub.asked == ["Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"]
 
-    def test_recurrent_targets_are_noted(self, hub: FakeHub) -> None:
-        assert any("recurrent" in note for note in pick.pick("Qwen/Qwen3.5-9B", hub=hub).notes)
+    def test_recurrent_targets_have_no_draft(self, hub: FakeHub) -> None:
+        choice = pick.pick("Qwen/Qwen3.5-9B", hub=hub)
+        assert choice.chosen is None
+        assert "recurrent" in choice.why_not
+
+    def test_a_draft_that_the_target_names_must_pay_too(self, hub: FakeHub) -> None:
+        hub.add("acme/Tuned-8B", CONFIGS["Qwen/Qwen3-8B"] | {"assistant_model": "Qwen/Qwen3-14B"})
+        hub.tokenizers["acme/Tuned-8B"] = "qwen-3"
+        assert verdicts(pick.pick("acme/Tuned-8B", hub=hub))["Qwen/Qwen3-14B"] == "rejected"
 
 
 class TestRemembered:
