@@ -34,7 +34,7 @@ from .tiny import exact_pair, ragged_prompts, tiny_model
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 40.0  # seconds without a result after which a rank must be waiting in vain
+PATIENCE = 120.0  # seconds without a result after which a rank must be waiting in vain
 LIMIT = 300.0  # seconds for all results, on a machine that has much else to do
 VOCABULARY = 96
 RANKS = (0, 1)

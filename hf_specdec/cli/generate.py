@@ -93,10 +93,11 @@ def generate(
     import hf_specdec
 
     from ..tools.loading import encode_prompt, load_model
+    from ..tools.offline_worker import ONE_TEXT
 
     loaded = load_model(model, dtype=dtype)
     inputs = encode_prompt(loaded, prompt or "", chat=chat)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
+    options: dict[str, Any] = ONE_TEXT | {"max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     options |= {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     if not as_json:
         options["streamer"] = TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -1,8 +1,9 @@
 """Offline jobs: a file of prompts to a file of texts, in one process or many, resumable after a kill.
 
 Every process cuts the input into the same batches. In one process and under a launcher (`accelerate launch`, `torchrun`)
-each rank generates its share of those that aren't finished; ranks wait for each other at the start alone, and the first
-one puts everything in order at the end. With Ray, actors generate, and the process that was called writes.
+each rank generates its share of those that the first one finds unfinished; ranks wait for each other at the start
+alone, and the first one puts everything in order at the end. With Ray, actors generate, and the process that was called
+writes.
 """
 
 from __future__ import annotations
@@ -49,27 +50,27 @@ class Launch:
         return cls() if None in given else cls(*(int(value or 0) for value in given))
 
     @contextmanager
-    def together(self) -> Iterator[Callable[[bool], bool]]:
-        """A block in which ranks can agree.
+    def together(self) -> Iterator[Callable[[list[int] | None], list[int] | None]]:
+        """A block in which ranks meet.
 
         Yields:
-            A function that waits for every rank and says whether all of them are well.
+            A function that waits for every rank and returns what the first one passes.
         """
         if self.size == 1:
-            yield lambda well: well
+            yield lambda value: value
             return
-        import torch
         from torch import distributed
 
         distributed.init_process_group("gloo", timeout=START)
 
-        def agree(well: bool) -> bool:
-            flag = torch.tensor(int(well))
-            distributed.all_reduce(flag, op=distributed.ReduceOp.MIN)
-            return bool(flag)
+        def share(value: list[int] | None) -> list[int] | None:
+            box = [value]
+            distributed.broadcast_object_list(box, src=0)
+            distributed.barrier()  # nobody leaves before all have it
+            return box[0]
 
         try:
-            yield agree
+            yield share
         finally:
             distributed.destroy_process_group()
 
@@ -81,7 +82,8 @@ class Launch:
         import torch
 
         on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-        kind = None if on_cpu else torch.accelerator.current_accelerator()
+        # a build for an accelerator names one where there is none
+        kind = None if on_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
         return "cpu" if kind is None else f"{kind.type}:{self.local % torch.accelerator.device_count()}"
 
 
@@ -117,16 +119,19 @@ def run_job(
     began, launch = time.perf_counter(), Launch.from_environment()
     if engine == "ray" and launch.size > 1:
         raise SpecDecError("Ray starts its own workers. Run --engine ray without a launcher.")
-    if out.resolve() == prompts.resolve():
-        raise SpecDecError(f"Prompts and output are the same file, {out}. Name another one for the output.")
+    files, first = JobFiles(out), launch.rank == 0
+    if prompts.resolve() in [path.resolve() for path in (files.out, files.stats, files.manifest)]:
+        raise SpecDecError(f"The job would write to its prompts, the same file, {prompts}. Name another output.")
     digest, num_records = inspect_input(prompts)
     num_batches = -(-num_records // settings.batch_size)
     fixed = settings.to_dict() | {"prompts_sha256": digest, "format": FORMAT}
-    files, first = JobFiles(out), launch.rank == 0
     try:
-        _open_together(files, fixed, restart, launch)
-        if (summary := files.summary()) is not None:
-            return summary | {"generated_records": 0} if first else None
+        pending = _open_together(files, fixed, restart, num_batches, launch)
+        mine = frozenset(pending[launch.rank :: launch.size])
+        if not first and not mine:
+            return None
+        if first and (summary := files.summary()) is not None:
+            return summary | {"generated_records": 0}
         before, known = files.num_records, files.num_tokens
 
         def look() -> int:
@@ -135,8 +140,6 @@ def run_job(
                 tell(files.num_records, num_records, files.num_tokens - known)
             return finished
 
-        pending = [number for number in range(num_batches) if number not in files.finished]
-        mine = frozenset(pending[launch.rank :: launch.size])
         work = (batch for batch in batches(read_records(prompts), settings.batch_size) if batch.number in mine)
         results = _ray(settings, work, len(mine), workers) if engine == "ray" else _local(settings, work, launch)
         written = 0
@@ -170,19 +173,24 @@ def run_job(
             files.close()
 
 
-def _open_together(files: JobFiles, settings: dict[str, Any], restart: bool, launch: Launch) -> None:
-    """Open the job on the first rank; all see the same finished batches before anyone adds to them."""
+def _open_together(
+    files: JobFiles, settings: dict[str, Any], restart: bool, num_batches: int, launch: Launch
+) -> list[int]:
+    """Open the job on the first rank; what it finds unfinished holds for all, whatever others see on their disks."""
     error: SpecDecError | OSError | None = None
-    with launch.together() as agree:
+    pending: list[int] | None = None
+    with launch.together() as share:
         if launch.rank == 0:
             try:
                 files.open(settings, restart)
+                finished = range(num_batches) if files.summary() is not None else files.scan()
+                pending = [number for number in range(num_batches) if number not in finished]
             except (SpecDecError, OSError) as caught:
                 error = caught
-        if not agree(error is None):
-            raise error or SpecDecError("The first rank couldn't open the job; it says why.")
-        files.scan()
-        agree(True)
+        pending = share(pending)
+    if pending is None:
+        raise error or SpecDecError("The first rank couldn't open the job; it says why.")
+    return pending
 
 
 def _local(settings: JobSettings, work: Iterable[Batch], launch: Launch) -> Results:

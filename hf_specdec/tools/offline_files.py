@@ -13,13 +13,13 @@ At the end the parts are put in order and take the place of the output in one st
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -79,10 +79,13 @@ class JobFiles:
             raise
 
     def close(self) -> None:
-        """Let others open the job."""
+        """Let others open the job; without parts, their folder goes, unless something else is in it."""
         if self._lock.is_locked:
             if not self._part_files():
-                shutil.rmtree(self.parts)
+                with contextlib.suppress(OSError):
+                    for name in ("out", "stats", "job", "lock"):
+                        (self.parts / name).unlink(missing_ok=True)
+                    self.parts.rmdir()
             self._lock.release()
 
     def summary(self) -> dict[str, Any] | None:
@@ -92,10 +95,12 @@ class JobFiles:
 
     def _open(self, settings: dict[str, Any], restart: bool) -> None:
         known = None if restart else self._read_manifest()
-        if known is None and self.out.exists() and not restart:
-            raise SpecDecError(
-                f"{self.out} exists and is no job's. Name another file, or overwrite it with --restart."
-            )
+        if known is None and not restart:
+            for path in (self.out, self.stats):
+                if path.exists():
+                    raise SpecDecError(
+                        f"{path} exists and is no job's. Name another output, or overwrite it with --restart."
+                    )
         if known is not None:
             complete = known["summary"] is not None
             changes = _changes(known["settings"], settings)
@@ -138,7 +143,7 @@ class JobFiles:
             self.num_tokens += sum(tokens)
 
     def writer(self, rank: int) -> PartWriter:
-        """A new part file.
+        """A new part file; there is none before the first batch.
 
         Args:
             rank: Of the process that writes it; part of the name, for those who look.
@@ -155,21 +160,22 @@ class JobFiles:
             Every record and its statistics, in order, as they are written; behind the last one the files are in place.
         """
         out, stats = self.parts / "out", self.parts / "stats"
-        with out.open("wb") as out_file, stats.open("wb") as stats_file, contextlib.ExitStack() as stack:
-            sources = {path: stack.enter_context(path.open("rb")) for path in self._part_files()}
+        with out.open("wb") as out_file, stats.open("wb") as stats_file:
             for first in range(0, total, WINDOW):
                 window = []
-                for number in range(first, min(first + WINDOW, total)):
-                    place = self.finished[number]
-                    sources[place.path].seek(place.offset)
-                    window += json.loads(sources[place.path].readline())["records"]
+                places = sorted(self.finished[number] for number in range(first, min(first + WINDOW, total)))
+                for path, of_path in itertools.groupby(places, key=lambda place: place.path):
+                    with path.open("rb") as file:
+                        for place in of_path:
+                            file.seek(place.offset)
+                            window += json.loads(file.readline())["records"]
                 for record, row in sorted(window, key=lambda pair: int(pair[0]["index"])):
                     out_file.write(to_line(record))
                     stats_file.write(to_line(row))
                     yield record, row
-            for file in (out_file, stats_file):
-                file.flush()
-                os.fsync(file.fileno())
+            for written in (out_file, stats_file):
+                written.flush()
+                os.fsync(written.fileno())
         os.replace(stats, self.stats)
         os.replace(out, self.out)
 
@@ -189,7 +195,7 @@ class JobFiles:
             path.unlink()
 
     def _part_files(self) -> list[Path]:
-        return list(self.parts.glob("part-*.jsonl"))
+        return list(self.parts.glob("part-?????-????????.jsonl"))
 
     def _read_manifest(self) -> dict[str, Any] | None:
         try:
@@ -216,13 +222,15 @@ class PartWriter:
     """Appends finished batches to a part file, each on disk before `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
+        self._path = path
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> PartWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def append(self, batch: Mapping[str, Any]) -> None:
         """Write one batch.
@@ -230,6 +238,8 @@ class PartWriter:
         Args:
             batch: `batch`, its number, and `records`, a pair of record and statistics for each.
         """
+        if self._file is None:
+            self._file = self._path.open("xb")
         self._file.write(to_line(batch))
         self._file.flush()
         os.fsync(self._file.fileno())

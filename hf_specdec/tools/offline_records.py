@@ -14,6 +14,7 @@ from ..errors import SpecDecError
 
 
 WINDOW = 64  # batches whose records are sorted together
+DEEPEST = 100  # levels of a record; far below what runs into the recursion limit on its way to the output
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,13 @@ def _record(index: int, line: int, data: bytes) -> Record:
         return Record(index, line, error=f"not a line of JSON: {error}")
     if not isinstance(fields, dict):
         return Record(index, line, error=f"must be an object with `prompt` or `messages`, got {_kind(fields)}")
+    if _deeper(fields, DEEPEST):
+        return Record(index, line, error=f"is nested deeper than {DEEPEST} levels")
     name = fields.get("id")
+    try:
+        json.dumps(name, allow_nan=False)
+    except ValueError as error:
+        return Record(index, line, error=f"`id` can't be written as JSON: {error}")
     if reason := _wrong(fields):
         return Record(index, line, name, error=reason)
     prompt = fields["messages"] if fields.get("prompt") is None else fields["prompt"]
@@ -197,6 +204,15 @@ def _wrong(fields: dict[str, Any]) -> str | None:
     if seed is not None and type(seed) is not int:
         return f"`seed` must be an integer, got {seed!r}"
     return None
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects stand in each other more than so many times."""
+    if not isinstance(value, (list, dict)):
+        return False
+    return not levels or any(
+        _deeper(each, levels - 1) for each in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def _no_constant(name: str) -> None:

@@ -18,6 +18,10 @@ from .loading import end_tokens, load_model, pad_batch, tokenize
 from .offline_records import Batch, JobSettings, Record
 
 
+# one text a prompt, one token after the other, whatever the model's own generation config says
+ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1, "penalty_alpha": 0.0}
+
+
 class Worker:
     """Generates batches with one model on one device.
 
@@ -96,7 +100,7 @@ class Worker:
         padded = pad_batch(self.loaded, [ids for _, ids in group])
         inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
         seeds = tuple(settings.row_seed(record) for record in records)
-        options: dict[str, Any] = {"max_new_tokens": most, "return_dict_in_generate": True}
+        options: dict[str, Any] = ONE_TEXT | {"max_new_tokens": most, "return_dict_in_generate": True}
         if settings.temperature > 0:
             options |= {"do_sample": True, "temperature": settings.temperature}
             torch.manual_seed(seeds[0] % 2**63)  # for what is decoded plainly

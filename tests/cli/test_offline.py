@@ -156,6 +156,20 @@ class TestOptions:
         assert "seed was 0 and is 1" in err
         assert run(*given, "--seed", "1", "--restart")[0] == 0
 
+    @pytest.mark.parametrize("given", [(), ("--off",), ("--json",)])
+    @pytest.mark.parametrize(
+        "saved", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}, {"penalty_alpha": 0.6}]
+    )
+    def test_one_answer_whatever_the_model_has_saved(
+        self, run: Any, tmp_path: Path, saved: dict[str, Any], given: tuple[str, ...]
+    ) -> None:
+        model, config = save_job_model(tmp_path), tmp_path / "generation_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | saved | {"top_k": 4}))
+        temperature = "1" if "num_return_sequences" in saved else "0"
+        code, out, err = run(model, "--prompt", "abc", "--max-new-tokens", "4", "--temperature", temperature, *given)
+        assert code == 0, err
+        assert (json.loads(out)["text"] if given == ("--json",) else out).strip("\n")
+
     def test_ray_is_missing(self, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         code, _, err = run(*arguments(folder, tmp_path / "out.jsonl"), "--engine", "ray")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import random
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +74,8 @@ class TestRecords:
             ('{"prompt": "torn', "not a line of JSON"),
             ('{"prompt": "a", "id": NaN}', "not a line of JSON: NaN"),
             ("[" * 100_000, "not a line of JSON"),
+            ('{"prompt": "a", "id": ' + "[" * 500 + "]" * 500 + "}", "nested deeper than 100 levels"),
+            ('{"prompt": "a", "id": [1e999]}', "`id` can't be written as JSON"),
             (b'{"prompt": "\xff"}', "not a line of JSON: 'utf-8' codec"),
             ('"text"', "must be an object with `prompt` or `messages`, got a text"),
             ("{}", "needs either `prompt` or `messages`, got neither"),
@@ -82,7 +88,7 @@ class TestRecords:
             ('{"prompt": "a", "max_new_tokens": true}', "got True"),
             ('{"prompt": "a", "seed": "1"}', "`seed` must be an integer, got '1'"),
         ],
-        ids=range(15),
+        ids=range(17),
     )
     def test_bad_records_are_named(self, line: str | bytes, message: str, tmp_path: Path) -> None:
         file = tmp_path / "in.jsonl"
@@ -101,6 +107,13 @@ class TestRecords:
             json.dumps({"messages": messages, "id": 7, "max_new_tokens": 3, "seed": -1}, ensure_ascii=False)
         )
         assert list(read_records(file)) == [Record(0, 1, 7, messages, 3, -1)]
+
+    def test_nesting(self, tmp_path: Path) -> None:
+        file = tmp_path / "in.jsonl"
+        file.write_text('{"prompt": "[[[", "id": ' + "[" * 99 + "]" * 99 + "}\n")
+        (record,) = read_records(file)
+        assert record.error is None
+        to_line({"batch": 0, "records": [[record.to_dict(), {}]]})
 
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecDecError, match="can't be read: No such file"):
@@ -212,6 +225,22 @@ class TestTexts:
         assert chat["text"] != text["text"]
         run(JobSettings(model, max_new_tokens=9), prompts, out, restart=True)
         assert read(out)[1]["text"] == chat["text"]
+
+    @pytest.mark.parametrize("off", [False, True])
+    @pytest.mark.parametrize(
+        "saved",
+        [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}, {"penalty_alpha": 0.6, "top_k": 4}],
+        ids=lambda saved: next(iter(saved)),
+    )
+    def test_one_text_whatever_the_model_has_saved(
+        self, tmp_path: Path, few: Path, out: Path, saved: dict[str, Any], off: bool
+    ) -> None:
+        model, config = save_job_model(tmp_path / "model"), tmp_path / "model" / "generation_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | saved))
+        temperature = 1.0 if "do_sample" in saved else 0.0
+        summary = run(JobSettings(model, off=off, temperature=temperature, max_new_tokens=4), few, out)
+        assert (summary["records"], summary["errors"]) == (14, 0)
+        assert {row["fallback_reason"] for row in read(Path(summary["stats"]))} == {None}
 
 
 class TestBadRecords:
@@ -358,7 +387,7 @@ class TestResuming:
     ) -> None:
         run(SETTINGS, prompts, tmp_path / "whole.jsonl")
         part = interrupted(stub, prompts, out, after=4)
-        (part.parent / "part-00009-twice.jsonl").write_bytes(part.read_bytes())
+        (part.parent / "part-00009-0twice00.jsonl").write_bytes(part.read_bytes())
         assert run(SETTINGS, prompts, out)["generated_records"] == 14
         assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
@@ -400,7 +429,7 @@ class TestResuming:
         assert stub.seen == []
         left = out.with_name("out.jsonl.parts")
         left.mkdir()
-        (left / "part-00000-0.jsonl").write_text("what a kill behind the output's moving leaves")
+        (left / "part-00000-00000000.jsonl").write_text("what a kill behind the output's moving leaves")
         assert run(SETTINGS, prompts, out) == first | {"generated_records": 0}
         assert not left.exists()
         out.unlink()
@@ -438,17 +467,57 @@ class TestResuming:
         assert out.read_text() == "mine"
         with pytest.raises(SpecDecError, match="the same file"):
             run(SETTINGS, prompts, prompts, restart=True)
+        for end in (".stats.jsonl", ".job.json"):
+            named = prompts.rename(prompts.with_name("x" + end))
+            with pytest.raises(SpecDecError, match="the same file"):
+                run(SETTINGS, named, prompts.with_name("x"), restart=True)
+            named.rename(prompts)
         run(SETTINGS, prompts, out, restart=True)
         out.with_name("out.jsonl.job.json").write_text("{}")
         with pytest.raises(SpecDecError, match="can't be read"):
             run(SETTINGS, prompts, out)
+
+    def test_foreign_statistics_are_left_alone(self, stub: type[Stub], prompts: Path, out: Path) -> None:
+        stats = out.with_name("out.jsonl.stats.jsonl")
+        stats.write_text("mine")
+        with pytest.raises(SpecDecError, match=r"out\.jsonl\.stats\.jsonl exists and is no job's"):
+            run(SETTINGS, prompts, out)
+        assert stats.read_text() == "mine"
+        assert not out.with_name("out.jsonl.parts").exists()
+        run(SETTINGS, prompts, out, restart=True)
+        assert len(read(stats)) == 30
+
+    @pytest.mark.parametrize("refused", [False, True])
+    def test_a_foreign_folder_is_left_alone(self, stub: type[Stub], prompts: Path, out: Path, refused: bool) -> None:
+        folder = out.with_name("out.jsonl.parts")
+        (folder / "more").mkdir(parents=True)
+        for name in ("mine.txt", "part-mine.jsonl", "more/mine.txt"):
+            (folder / name).write_text("mine")
+        if refused:
+            out.write_text("mine")
+        with pytest.raises(SpecDecError) if refused else contextlib.nullcontext():
+            run(SETTINGS, prompts, out)
+        assert sorted(path.name for path in folder.rglob("*")) == ["mine.txt", "mine.txt", "more", "part-mine.jsonl"]
+        assert {path.read_text() for path in folder.rglob("*.*")} == {"mine"}
+
+    def test_no_more_part_files_are_open_than_need_be(self, stub: type[Stub], prompts: Path, out: Path) -> None:
+        part = interrupted(stub, prompts, out, after=7)
+        for number, line in enumerate(part.read_bytes().splitlines(keepends=True)):
+            (part.parent / f"part-00000-{number:08}.jsonl").write_bytes(line)
+        part.unlink()
+        limits, used = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/dev/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, limits[1]))
+        try:
+            summary = run(SETTINGS, prompts, out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (summary["records"], summary["generated_records"]) == (30, 2)
 
     def test_two_at_once_are_refused(self, stub: type[Stub], prompts: Path, out: Path) -> None:
         other = JobFiles(out)
         other.open({}, False)
         with pytest.raises(SpecDecError, match="Another process is writing"):
             run(SETTINGS, prompts, out)
-        other.writer(0)
         other.close()
         run(SETTINGS, prompts, out)
 
@@ -482,12 +551,33 @@ class TestLaunch:
         launch = Launch.from_environment()
         assert launch == Launch(5, 8, 1)
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
-        assert launch.device == "cuda:1"
+        for devices, device in ((4, "cuda:1"), (0, "cpu")):
+            monkeypatch.setattr(torch.accelerator, "device_count", lambda devices=devices: devices)
+            monkeypatch.setattr(torch.accelerator, "is_available", lambda devices=devices: devices > 0)
+            assert launch.device == device
         monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
         assert launch.device == "cpu"
         with pytest.raises(SpecDecError, match="without a launcher"):
             run(SETTINGS, prompts, out, engine="ray")
+
+    @pytest.mark.parametrize(("pending", "seen"), [([0, 2, 3, 7], [2, 7]), ([0], []), ([], [])])
+    def test_the_first_rank_says_what_is_left(
+        self, stub: type[Stub], prompts: Path, out: Path, monkeypatch: pytest.MonkeyPatch, pending: Any, seen: Any
+    ) -> None:
+        """What the second rank sees on its disk doesn't count: each batch is done by one of them."""
+        part = interrupted(stub, prompts, out, after=3)
+        before = sorted(part.parent.iterdir())
+        stub.seen.clear()
+
+        @contextlib.contextmanager
+        def together(self: Launch) -> Iterator[Any]:
+            yield lambda value: pending
+
+        monkeypatch.setattr(Launch, "together", together)
+        monkeypatch.setattr(Launch, "from_environment", lambda: Launch(1, 2, 1))
+        assert run_job(SETTINGS, prompts, out) is None
+        assert stub.seen == seen
+        assert len(set(part.parent.iterdir()) - set(before)) == bool(seen)  # no part file where there is nothing to do
 
 
 def test_progress_is_told(stub: type[Stub], prompts: Path, out: Path) -> None:
