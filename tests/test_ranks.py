@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import hf_specdec
-from hf_specdec import Draft, Drafter, SpecConfig, routing
+from hf_specdec import Draft, Drafter, DraftModel, Hybrid, SpecConfig, routing
 from hf_specdec.engine import clock, compat
 from hf_specdec.engine.ranks import ALONE, Ranks
 
@@ -198,6 +198,7 @@ def tensor_parallel(rank: int, folder: Path) -> Results:
         generate("refused by 1", adaptive, max_new_tokens=SHORT)
     generate("draft on 0", adaptive if rank == 0 else "prompt_lookup", max_new_tokens=SHORT)
     generate("sharded draft", config_of("draft_model", sharded_draft), max_new_tokens=SHORT)
+    generate("sharded drafter", SpecConfig(drafter=DraftModel(sharded_draft)), max_new_tokens=SHORT)
     generate("compiled", SpecConfig(compile=True), max_new_tokens=SHORT)
     hf_specdec.enable(model)
     output = model.generate(
@@ -242,6 +243,7 @@ def lockstep(rank: int, folder: Path) -> Results:
     output = hf_specdec.generate(model, **given, **options(), speculative=adaptive)
     note("refused by 1", output, given)
     generate("sharded draft", config_of("draft_model", sharded_draft))
+    generate("sharded drafter", SpecConfig(drafter=Hybrid(DraftModel(sharded_draft))))
     generate("switched off", False)
     custom = hf_specdec.decoder(speculative=adaptive)
     note("decoder", model.generate(**prompts, **options(max_new_tokens=(SHORT, 1)[rank]), custom_generate=custom))
@@ -360,6 +362,7 @@ def test_a_draft_may_be_on_the_leader_alone(team: list[Results], plain: dict[str
 def test_what_is_spread_in_other_ways_is_decoded_plainly(team: list[Results], plain: dict[str, Any]) -> None:
     for found in team:
         assert "load it whole" in found["sharded draft"]["reason"]
+        assert found["sharded drafter"] == found["sharded draft"]
         assert "spread over processes" in found["unknown sharding"]["reason"]
         assert found["sharded draft"]["texts"] == found["unknown sharding"]["texts"] == plain["short"]
 
@@ -404,6 +407,7 @@ def test_all_or_none_in_lockstep_speculate(synced: list[Results], plain: dict[st
     assert "padded on the right" in synced[1]["refused by 1"]["reason"]
     for rank, found in enumerate(synced):
         assert "load it whole" in found["sharded draft"]["reason"]
+        assert found["sharded drafter"] == found["sharded draft"]
         assert found["sharded draft"]["texts"] == plain["texts"][rank]
 
 
