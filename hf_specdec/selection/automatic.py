@@ -18,6 +18,7 @@ from ..config import SpecConfig
 from ..drafters import NEEDS_MODEL
 from ..engine import compat, forward
 from ..errors import SpecDecError
+from . import load
 from .candidates import Candidate, Choice
 from .load import announce, load_draft
 
@@ -66,11 +67,12 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
 
 
 def reset(model: Any = None) -> None:
-    """Forget which draft was picked for a target, or for all."""
-    if model is None:
-        _PICKED.clear()
-    else:
-        _PICKED.pop(model, None)
+    """Forget which draft was picked and loaded for a target, or for all."""
+    for known in (_PICKED, load._LOADED):
+        if model is None:
+            known.clear()
+        else:
+            known.pop(model, None)
 
 
 def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:

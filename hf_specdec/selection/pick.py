@@ -80,7 +80,8 @@ def pick(
     entry = None
     if repository is not None and given is None:
         local = local_files_only or hub.is_offline()
-        entry = remembered.key(repository, f"{'cache' if local else 'hub'}, {overhead:g} a round")
+        where = f"cache {remembered.cache_state()}" if local else "hub"
+        entry = remembered.key(repository, f"{where}, {overhead:g} a round")
         if not refresh and (choice := _recalled(entry, free_bytes, hub)):
             return choice
     choice = _Search(known, asking, free_bytes, overhead, hub, notes).run(given)

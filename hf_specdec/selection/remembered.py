@@ -42,6 +42,12 @@ def key(target: Repository, where: str) -> str:
     return f"{name}@{revision} {where}"
 
 
+def cache_state() -> str:
+    """Changes when a checkpoint comes to the local cache or goes: what was the best pick may not be it any more."""
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*"))
+    return hashlib.sha256("\n".join(str(folder) for folder in folders).encode()).hexdigest()[:16]
+
+
 def recall(entry: str) -> Choice | None:
     """An earlier pick, or `None`."""
     try:

@@ -306,3 +306,10 @@ def test_the_command_line_without_the_hub(hub: HubServer) -> None:
     assert {each["verdict"] for each in data["candidates"]} <= {"unverified", "rejected"}
     code, data = run("acme/Nowhere")
     assert (code, data["chosen"]) == (0, None)
+
+
+def test_a_better_draft_that_comes_later_is_found(hub: HubServer) -> None:
+    store(INSTRUCT, "acme/Tiny-1.7B-Instruct")
+    assert name_of(pick(INSTRUCT, local_files_only=True)) == "acme/Tiny-1.7B-Instruct"
+    store(DRAFT)
+    assert name_of(pick(INSTRUCT, local_files_only=True)) == DRAFT
