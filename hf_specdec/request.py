@@ -113,14 +113,15 @@ def native_reason(settings: Any) -> str | None:
 def draft_of(draft: Any) -> str | None:
     """Why a draft model can't be run on rows of different length, or `None`."""
     reason = forward.unsupported_reason(draft)
-    return sharded_reason(draft) if reason is None else f"the draft {type(draft).__name__} can't be used: {reason}"
+    return None if reason is None else f"the draft {type(draft).__name__} can't be used: {reason}"
 
 
 def sharded_reason(draft: Any) -> str | None:
     """Why a draft model can't be run by one process alone, or `None`."""
     if draft is None or not compat.is_sharded(draft):
         return None
-    return f"the draft {type(draft).__name__} can't be used: its parameters are spread over processes; load it whole on every rank"
+    name = type(draft).__name__
+    return f"the draft {name} can't be used: its parameters are spread over processes; load it whole on every rank"
 
 
 def known_drafters() -> list[str]:

@@ -18,9 +18,8 @@ from ..config import SpecConfig
 from ..drafters import NEEDS_MODEL
 from ..engine import compat, forward
 from ..errors import SpecDecError
-from . import load
+from . import hub, load
 from .candidates import Candidate, Choice
-from .load import announce, load_draft
 
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def reset(model: Any = None) -> None:
 
 def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
     """Pick, fetch if that is allowed, and load."""
-    from . import hub, pick, ranking
+    from . import pick, ranking
 
     device = torch.device(config.draft_device) if config.draft_device is not None else compat.head_device(target)
     slow = target.device.type == "cpu" and target.dtype == torch.float32
@@ -95,9 +94,8 @@ def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
     else:
         _say_why_not(choice, name, may_fetch)
         return None
-    here = hub.describe(chosen.id, revision=chosen.revision, local_files_only=chosen.download_bytes == 0)
-    folder = hub.download(here, announce=announce, local_files_only=not may_fetch)
-    draft = load_draft(target, str(folder), config.draft_device)
+    folder = load.fetched(chosen.id, chosen.revision, local_files_only=not may_fetch)
+    draft = load.load_draft(target, folder, config.draft_device)
     if reason := forward.unsupported_reason(draft):
         raise SpecDecError(f"{chosen.id} can't be used: {reason}.")
     logger.info("%s drafts for %s%s", chosen.id, name, _promise(chosen))
@@ -106,8 +104,6 @@ def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
 
 def _is_from_the_hub(name: str) -> bool:
     """Whether a model of that name was loaded by its Hub id: then the local cache has it."""
-    from . import hub
-
     try:
         return hub.describe(name, local_files_only=True).source == "cache"
     except hub.HubProblem:
