@@ -129,7 +129,9 @@ class Records:
 
     def _lay_attention(self, layers: tuple[Tensor, ...], row: int, token: int, n: int) -> list[Tensor]:
         """One token's attentions over the slots that Transformers' cache would hold, `[heads, 1, slots]` a layer."""
-        laid = []
+        laid: list[Tensor] = []
+        if not layers:  # sdpa and flash attention give none, and plain decoding says so with an empty tuple
+            return laid
         new = torch.arange(self.padded_prompt, self.padded_prompt + token + 1)
         places = torch.cat([self.places[row], new])
         for layer, window in zip(layers, self.windows, strict=True):

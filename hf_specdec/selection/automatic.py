@@ -86,6 +86,7 @@ def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
             revision=compat.commit(target),
             local_files_only=local,
             free_bytes=_free_bytes(device),
+            quantization_config=getattr(target.config, "quantization_config", None),
             overhead=ranking.FLOAT32_ON_CPU if slow else ranking.ROUND,
         )
         chosen = choice.chosen

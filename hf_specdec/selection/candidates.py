@@ -58,6 +58,7 @@ class ModelFacts:
         output_parameters: Those of the output layer.
         expert_parameters: Those of experts that a router chooses from.
         expert_fraction: How many of the experts one token reads.
+        bits: Bits a weight of its layers takes where they are quantised, or `None`.
     """
 
     id: str
@@ -71,6 +72,7 @@ class ModelFacts:
     output_parameters: int = 0
     expert_parameters: int = 0
     expert_fraction: float = 1.0
+    bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

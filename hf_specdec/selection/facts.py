@@ -79,8 +79,18 @@ def _facts(text: str) -> ModelFacts:
         kv_numbers=_kv_numbers(config),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         output_parameters=vocabulary * int(_read(config, "hidden_size")),
+        bits=quantised_bits(raw.get("quantization_config")),
         **counted,
     )
+
+
+def quantised_bits(quantization: Any) -> float | None:
+    """Bits a weight takes under a `quantization_config` (a dict or an object), or `None` where it keeps its dtype."""
+    if not quantization:
+        return None
+    from .quantised import rule_of, settings_of
+
+    return rule_of(settings_of(quantization), saved=True).bits
 
 
 def bytes_of(dtype: str | None) -> int:

@@ -14,6 +14,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ..errors import IncompatibleDraftError, SpecDecError
+from . import pick
+from .automatic import AUTO
+from .candidates import Candidate
 from .load import fetched
 from .placement import memory_of, plan
 from .plans import GIB, Plan
@@ -31,8 +34,8 @@ def load_pair(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Load a target and a draft for it, placed so that both fit with their caches.
 
-    Where both go is planned first (`hf_specdec.selection.placement.plan`) and logged at level INFO. Only safetensors
-    files are loaded.
+    Where both go is planned first (`hf_specdec.selection.placement.plan`) and logged at level INFO; of a draft that is
+    looked for, nothing but its configuration and tokenizer is fetched before. Only safetensors files are loaded.
 
     Args:
         target: Hub id or local path of the target.
@@ -64,19 +67,19 @@ def load_pair(
     """
     hub = {"local_files_only": local_files_only} | ({} if token is None else {"token": token})
     about = {"trust_remote_code": trust_remote_code, **hub} | ({} if revision is None else {"revision": revision})
-    searched = draft == "auto" if isinstance(draft, str) else False
-    draft_revision = None
-    if searched:
-        draft, draft_revision = _pick(os.fspath(target), revision, hub)
     wanted = {
-        "max_memory": _with_disk(max_memory, offload_folder), "batch": batch, "context": context,
+        "max_memory": _with_disk(max_memory, offload_folder, draft), "batch": batch, "context": context,
         "device_map": device_map, "dtype": dtype, "quantization_config": quantization_config,
         "num_draft_tokens": num_draft_tokens, **about,
     }  # fmt: skip
-    draft = None if draft is False else draft
-    if isinstance(draft, nn.Module):
-        draft_device = str(draft.device)
-    found, draft = _plan(os.fspath(target), draft, draft_device, draft_revision, searched, wanted)
+    draft_revision = None
+    searched = draft == AUTO if isinstance(draft, str) else False
+    if searched:
+        found, draft, draft_revision = _search(os.fspath(target), revision, draft_device, hub, wanted)
+    else:
+        draft = None if draft is False else draft
+        draft_device = str(draft.device) if isinstance(draft, nn.Module) else draft_device
+        found = plan(os.fspath(target), draft, draft_device=draft_device, **wanted)
     logger.info("%s", found)
     if found.offloaded:
         logger.warning("%.2f GiB of the target's weights are fetched in every forward.", found.offloaded / GIB)
@@ -88,10 +91,8 @@ def load_pair(
     ).eval()  # fmt: skip
     if draft is None or isinstance(draft, nn.Module):
         return loaded, draft
-    if draft_revision is not None:
-        hub["revision"] = draft_revision
     try:
-        return loaded, _load_draft(draft, loaded.dtype, {"": found.draft_device}, **hub)
+        return loaded, _load_draft(draft, loaded.dtype, {"": found.draft_device}, revision=draft_revision, **hub)
     except IncompatibleDraftError as error:
         if not searched:
             raise
@@ -99,45 +100,48 @@ def load_pair(
         return loaded, None
 
 
-def _pick(target: str, revision: str | None, hub: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Id (or folder) and revision of a draft that pays, fetched if need be; or twice `None`, with the reason logged."""
-    try:
-        from .pick import pick
+def _search(
+    target: str, revision: str | None, draft_device: Any, hub: dict[str, Any], wanted: dict[str, Any]
+) -> tuple[Plan, str | None, str | None]:
+    """A draft that pays and leaves the target its room: the plan, and the draft's id (or folder) and revision.
 
-        choice = pick(target, revision=revision, **hub)
+    Where a draft has no room, smaller ones are looked for. Nothing of their weights is fetched here.
+    """
+    seen: set[str] = set()
+    limit = None
+    while (chosen := _pick(target, revision, limit, wanted["quantization_config"], hub)) is not None and chosen.id not in seen:
+        seen.add(chosen.id)
+        reason: object
+        try:
+            found = plan(target, chosen.id, draft_device=draft_device, draft_revision=chosen.revision, **wanted)
+            alone = plan(target, **wanted) if found.offloaded else found
+            if alone.offloaded == found.offloaded:
+                return found, chosen.id, chosen.revision
+            reason = f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
+        except Exception as error:  # a draft that nobody named must not cost the target
+            reason = error
+        logger.warning("%s goes without the draft %s: %s", target, chosen.id, reason)
+        limit = (chosen.memory_bytes or 1) - 1
+    return plan(target, **wanted), None, None
+
+
+def _pick(
+    target: str, revision: str | None, limit: int | None, quantization: Any, hub: dict[str, Any]
+) -> Candidate | None:
+    """A draft model that pays and takes at most `limit` bytes; or `None`, with the reason logged."""
+    try:
+        choice = pick.pick(target, revision=revision, free_bytes=limit, quantization_config=quantization, **hub)
         chosen = choice.chosen
         if chosen is None or not chosen.verified:
             reason = choice.why_not
         elif chosen.kind != "draft_model":
             reason = f"{chosen.id} is a draft of kind {chosen.kind!r}, which isn't loaded here"
-        elif chosen.download_bytes == 0:
-            return chosen.id, chosen.revision
         else:
-            return fetched(chosen.id, chosen.revision, **hub), None
+            return chosen
     except Exception as error:  # looking for a draft may cost the draft, never the target
         reason = f"{type(error).__name__}: {error}"
     logger.warning("no draft for %s: %s", target, reason)
-    return None, None
-
-
-def _plan(
-    target: str, draft: Any, draft_device: Any, draft_revision: str | None, searched: bool, wanted: dict[str, Any]
-) -> tuple[Plan, Any]:
-    """The plan and the draft: one that was searched for is dropped where the target needs its room."""
-    given = {"draft_device": draft_device, "draft_revision": draft_revision}
-    if not searched or draft is None:
-        return plan(target, draft, **given, **wanted), draft
-    reason: object
-    try:
-        found = plan(target, draft, **given, **wanted)
-        alone = plan(target, **wanted) if found.offloaded else found
-        if alone.offloaded == found.offloaded:
-            return found, draft
-        reason = f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
-    except Exception as error:  # a draft that nobody named must not cost the target
-        reason, alone = error, plan(target, **wanted)
-    logger.warning("%s goes without the draft %s: %s", target, draft, reason)
-    return alone, None
+    return None
 
 
 def _load_draft(name: Any, dtype: Any, place: dict[str, Any], **hub: Any) -> Any:
@@ -153,9 +157,9 @@ def _load_draft(name: Any, dtype: Any, place: dict[str, Any], **hub: Any) -> Any
         ) from error
 
 
-def _with_disk(given: Mapping[Any, int | str] | None, folder: Any) -> dict[Any, int | str] | None:
+def _with_disk(given: Mapping[Any, int | str] | None, folder: Any, draft: Any) -> dict[Any, int | str] | None:
     """Memory with the disk, where weights may go there."""
     if folder is None or (given is not None and "disk" in given):
         return None if given is None else dict(given)
     around = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
-    return {**(memory_of(None) if given is None else given), "disk": shutil.disk_usage(around).free}
+    return {**(memory_of(None, draft) if given is None else given), "disk": shutil.disk_usage(around).free}

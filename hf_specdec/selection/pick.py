@@ -21,7 +21,7 @@ from . import remembered, sources
 from .asking import HubProblem
 from .candidates import Candidate, Choice, Repository
 from .catalog import DRAFT_KINDS, RUNNABLE_HEADS, kind_of, load_catalog
-from .facts import bytes_of, decoder_config, facts_of
+from .facts import bytes_of, decoder_config, facts_of, quantised_bits
 from .ranking import ROUND, Prediction, cannot_pay, memory_bytes, predict
 from .sources import Option, Target
 from .vocabulary import compare
@@ -45,6 +45,7 @@ def pick(
     refresh: bool = False,
     free_bytes: int | None = None,
     overhead: float = ROUND,
+    quantization_config: Any = None,
     hub: ModuleType | Any = real_hub,
 ) -> Choice:
     """Pick a draft model.
@@ -58,6 +59,7 @@ def pick(
         refresh: Forget the earlier pick for this target.
         free_bytes: Memory for the draft and its cache on its device; larger ones are rejected.
         overhead: What a round costs besides its forwards, in target steps (`ranking.predict`).
+        quantization_config: How the target is quantised while it is loaded; a saved quantisation is known.
         hub: What answers in the place of `selection.hub`.
 
     Returns:
@@ -77,15 +79,19 @@ def pick(
     known = Target.of(target, repository, _tokenizer(target, repository, asking, hub), catalog)
     if known is None:
         return Choice(target, None, (), tuple(notes))
+    if bits := quantised_bits(quantization_config):
+        known = replace(known, facts=replace(known.facts, bits=bits))
     entry = None
     if repository is not None and given is None:
         local = local_files_only or hub.is_offline()
         where = f"cache {remembered.cache_state()}" if local else "hub"
-        entry = remembered.key(repository, f"{where}, {overhead:g} a round")
+        bits = known.facts.bits
+        entry = remembered.key(repository, f"{where}, {overhead:g} a round, {f'{bits:g} bits' if bits else 'unpacked'}")
         if not refresh and (choice := _recalled(entry, free_bytes, hub)):
             return choice
-    choice = _Search(known, asking, free_bytes, overhead, hub, notes).run(given)
-    if entry is not None and choice.chosen is not None and choice.chosen.verified:
+    search = _Search(known, asking, free_bytes, overhead, hub, notes)
+    choice = search.run(given)
+    if entry is not None and choice.chosen is not None and choice.chosen.verified and not search.cramped:
         remembered.remember(entry, choice)
     return choice
 
@@ -100,6 +106,7 @@ class _Search:
         self.hub, self.notes, self.catalog = hub, notes, load_catalog()
         self.found: dict[str, Candidate] = {}
         self.silences = 0
+        self.cramped = False  # another time there may be room for a better one
         self.chosen: Candidate | None = None
         self.vocabulary: Vocabulary | str | None = None
 
@@ -168,6 +175,7 @@ class _Search:
         if option.source == "given":  # the user's word counts for more than a prediction
             reason = None
         if reason is None and self.free is not None and needed > self.free:
+            self.cramped = True
             reason = f"needs {needed / 1e9:.2f} GB with its cache, {self.free / 1e9:.2f} GB are free"
         gain = (
             f"{prediction.num_draft_tokens} draft tokens a round, each at {prediction.acceptance:.0%} acceptance and "

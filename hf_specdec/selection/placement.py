@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import convert_file_size_to_int
+from torch import nn
 
 from ..config import SpecConfig
 from ..engine import compat
@@ -50,7 +52,8 @@ def plan(
         target: A model, its configuration (an object, or the dict of a `config.json`), its Hub id or its local path.
         draft: The same for the draft; `None` plans without one.
         max_memory: Memory by device, in bytes or as in `{0: "24GiB", "cpu": "64GiB"}`; the devices need not exist.
-            `None` means 90 % of what is free on this machine's accelerators, and its CPU.
+            `None` means 90 % of what is free on this machine's accelerators, its CPU, and what the models themselves
+            have there if they are loaded.
         batch: Rows that there must be room for.
         context: Tokens of a row, prompt and output together, that there must be room for.
         device_map: `"auto"`, `"balanced"`, `"balanced_low_0"`, `"sequential"`, one device for all, or a whole map.
@@ -72,7 +75,7 @@ def plan(
     if draft is not None:
         own = {"revision": draft_revision, "trust_remote_code": False}
         small = _shape_of_draft(draft, load, whole.dtype, hub | own)
-    memory = memory_of(max_memory)
+    memory = memory_of(max_memory, target, draft)
     if whole.quantization is not None:
         memory = spared(whole.quantization, memory)
     bench = _Bench(whole, small, load, memory, None if draft_device is None else _device(draft_device))
@@ -198,11 +201,15 @@ def _place_of(name: str, device_map: Mapping[str, Device]) -> Device:
     return device_map[around]
 
 
-def memory_of(given: Mapping[Any, int | str] | None) -> Memory:
-    """Bytes by device, accelerators first: what was given, else what this machine has free."""
+def memory_of(given: Mapping[Any, int | str] | None, *models: Any) -> Memory:
+    """Bytes by device, accelerators first: what was given, else what this machine has free or these models have."""
     if given is None:
         free = compat.free_memory()
-        return {device: size if device in OFFLOADED else int(size * SHARE) for device, size in free.items()}
+        sizes = {device: size if device in OFFLOADED else int(size * SHARE) for device, size in free.items()}
+        for weight in chain.from_iterable(each.parameters() for each in models if isinstance(each, nn.Module)):
+            if not weight.is_meta and (device := _device(weight.device)) in sizes:
+                sizes[device] += weight.nbytes
+        return sizes
     try:
         found = {_device(device): convert_file_size_to_int(size) for device, size in given.items()}
     except (ValueError, AttributeError) as error:

@@ -82,8 +82,14 @@ def predict(
 
 
 def step_cost(target: ModelFacts, draft: ModelFacts) -> float:
-    """A step of the draft in steps of the target. Its output layer counts: it is most of many a small model."""
-    weights = draft.active_parameters / target.active_parameters
+    """A step of the draft in steps of the target. Its output layer counts: it is most of many a small model.
+
+    The draft gets the target's dtype. A quantised target is taken to be as fast as what it reads, so a draft that isn't
+    quantised is dearer for it.
+    """
+    size = bytes_of(target.dtype)
+    layers = _body(target) * (size if target.bits is None else target.bits / 8)
+    weights = draft.active_parameters * size / (layers + (target.active_parameters - _body(target)) * size)
     return (1 - LAYER_SHARE) * weights + LAYER_SHARE * draft.layers / target.layers
 
 
@@ -107,9 +113,10 @@ def usual_acceptance(target: ModelFacts, draft: ModelFacts, same_kind: bool = Tr
 def cannot_pay(target: ModelFacts, draft: ModelFacts, prediction: Prediction) -> str | None:
     """Why a draft isn't worth loading, with the numbers, or `None`."""
     if prediction.cost > MOST_COST:
+        packed = "" if target.bits is None else f" of {target.bits:.3g} bits"
         return (
             f"too large: a step reads {size(draft.active_parameters)} of weights in {draft.layers} layers, the "
-            f"target's {size(target.active_parameters)} in {target.layers}, so it costs {prediction.cost:.2f} of the "
+            f"target's {size(target.active_parameters)}{packed} in {target.layers}, so it costs {prediction.cost:.2f} of the "
             f"target's (at most {MOST_COST} pay)"
         )
     if prediction.speedup < LEAST_SPEEDUP:

@@ -15,9 +15,13 @@ from transformers import AutoModelForCausalLM
 import hf_specdec
 from hf_specdec import IncompatibleDraftError, PlacementError, SpecConfig
 from hf_specdec.engine import compat
-from hf_specdec.selection.candidates import Candidate, Choice, Repository
+from hf_specdec.selection.candidates import Candidate, Choice
 from hf_specdec.selection.load import load_draft
+from hf_specdec.selection.placement import plan
 from tests.tiny import exact_pair, ragged_prompts
+
+from .family import DRAFT, INSTRUCT, checkpoint
+from .hub_server import HubServer
 
 
 CALL = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -173,8 +177,8 @@ class TestAuto:
 
         return install
 
-    def chosen(self, name: str, kind: str = "draft_model", verified: bool = True, size: int = 0) -> Any:
-        candidate = Candidate(name, kind, "fits", verified=verified, download_bytes=size, revision="main")
+    def chosen(self, name: str, kind: str = "draft_model", verified: bool = True) -> Any:
+        candidate = Candidate(name, kind, "fits", verified=verified, download_bytes=0)
         return lambda target, **hub: Choice(target, candidate, notes=("The Hub can't be reached.",))
 
     def test_found(self, picks: Any, pair: Any) -> None:
@@ -197,21 +201,6 @@ class TestAuto:
         assert "The Hub can't be reached." in caplog.text
         picks(self.chosen(pair[1], verified=False))
         assert hf_specdec.load_pair(pair[0], max_memory={"cpu": "1GiB"})[1] is None
-
-    def test_download(self, picks: Any, pair: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """What must be fetched is announced first, and loaded from its folder."""
-
-        def download(repository: Any, announce: Any, **hub: Any) -> Path:
-            assert (repository.id, repository.revision) == ("org/draft", "main")
-            announce("downloading org/draft, 12 MB")
-            return Path(pair[1])
-
-        def describe(name: str, revision: str, **hub: Any) -> Repository:
-            return Repository(name, {}, "hub", revision)
-
-        picks(self.chosen("org/draft", size=12_000_000), describe=describe, download=download)
-        assert hf_specdec.load_pair(pair[0], max_memory={"cpu": "1GiB"})[1].name_or_path == pair[1]
-        assert "downloading org/draft, 12 MB" in capsys.readouterr().err
 
     def test_head(self, picks: Any, pair: Any, caplog: pytest.LogCaptureFixture) -> None:
         picks(self.chosen("org/head", "eagle3"))
@@ -242,3 +231,46 @@ class TestAuto:
         assert draft is None
         assert {each.device.type for each in target.parameters()} == {"cpu"}
         assert "more of the target would be offloaded for it" in caplog.text
+
+
+class TestFromTheHub:
+    """Looked for, planned and fetched from the stand-in of the Hub."""
+
+    SMALLER = "acme/Tiny-0.1B-Instruct"
+
+    @staticmethod
+    def weights(hub: HubServer, id: str) -> bool:
+        return bool(hub.asked("cdn", id))
+
+    def test_announced_and_loaded(self, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+        target, draft = hf_specdec.load_pair(INSTRUCT, max_memory={"cpu": "1GiB"})
+        assert f"downloading {DRAFT}, " in capsys.readouterr().err
+        assert self.weights(hub, DRAFT)
+        ids = torch.arange(20, 40)[None]
+        plain = target.generate(ids, **CALL)
+        assert torch.equal(hf_specdec.generate(target, ids, **CALL, assistant_model=draft), plain)
+
+    @pytest.mark.parametrize("room", [DRAFT, SMALLER, None])
+    def test_a_smaller_one_where_the_first_has_no_room(
+        self, room: str | None, hub: HubServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub.push(self.SMALLER, checkpoint(16, 3), tags=("text-generation", "conversational"), downloads=100)
+        size = sum(each.used for each in plan(INSTRUCT, room, max_memory={"cpu": "1GiB"}).devices)
+        target, draft = hf_specdec.load_pair(INSTRUCT, max_memory={"cpu": size})
+        fetched = [id for id in (DRAFT, self.SMALLER) if self.weights(hub, id)]
+        assert fetched == ([] if room is None else [room])  # what has no room isn't fetched
+        assert (draft is None) == (room is None)
+        assert (f"goes without the draft {DRAFT}: " in caplog.text) == (room != DRAFT)
+
+    def test_the_room_of_one_call_is_not_remembered(self, hub: HubServer) -> None:
+        hub.push(self.SMALLER, checkpoint(16, 3), tags=("text-generation", "conversational"), downloads=100)
+        size = sum(each.used for each in plan(INSTRUCT, self.SMALLER, max_memory={"cpu": "1GiB"}).devices)
+        hf_specdec.load_pair(INSTRUCT, max_memory={"cpu": size})
+        hf_specdec.load_pair(INSTRUCT, max_memory={"cpu": "1GiB"})
+        assert self.weights(hub, DRAFT)
+
+    def test_a_draft_that_cannot_be_fetched(self, hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
+        hub.fail(DRAFT, "cut", on="cdn")
+        target, draft = hf_specdec.load_pair(INSTRUCT, max_memory={"cpu": "1GiB"})
+        assert draft is None
+        assert "The target goes without a draft." in caplog.text

@@ -331,6 +331,14 @@ class TestCandidates:
         assert "needs 1.66 GB with its cache, 1.00 GB are free" in reasons(choice, "Qwen/Qwen3-0.6B")
         assert chosen(pick.pick("Qwen/Qwen3-8B", free_bytes=2_000_000_000, hub=hub)) == "Qwen/Qwen3-0.6B"
 
+    def test_quantised_while_loading(self, hub: FakeHub) -> None:
+        """A draft of two bytes a weight doesn't pay for a small target of half a byte, and still does for a large one."""
+        packed = {"load_in_4bit": True, "quant_method": "bitsandbytes"}
+        choices = [pick.pick(f"Qwen/Qwen3-{size}B", quantization_config=packed, hub=hub) for size in (4, 32)]
+        assert list(map(chosen, choices)) == [None, "Qwen/Qwen3-0.6B"]
+        assert "of 4.5 bits" in reasons(choices[0], "Qwen/Qwen3-0.6B")
+        assert chosen(pick.pick("Qwen/Qwen3-4B", hub=hub)) == "Qwen/Qwen3-0.6B"  # remembered apart
+
     def test_no_tokenizer_is_unverified(self, hub: FakeHub) -> None:
         hub.repositories["Qwen/Qwen3-8B"] = replace(hub.repositories["Qwen/Qwen3-8B"], files=FILES[:2])
         choice = pick.pick("Qwen/Qwen3-8B", hub=hub)

@@ -64,6 +64,16 @@ def test_output_layer_counts() -> None:
     assert ranking.step_cost(target, draft) > ranking.step_cost(target, body)
 
 
+def test_drafts_are_dearer_for_quantised_targets() -> None:
+    """What counts are the bytes that a step reads, so a draft of 2 bytes a weight is three to four times as dear."""
+    target, draft = known("Qwen/Qwen3-4B"), known("Qwen/Qwen3-0.6B")
+    packed = replace(target, bits=4.25)
+    ratio = draft.active_parameters / target.active_parameters
+    assert ranking.step_cost(packed, draft) > 3 * (1 - ranking.LAYER_SHARE) * ratio
+    assert ranking.cannot_pay(target, draft, ranking.predict(target, draft)) is None
+    assert "4.02 B of 4.25 bits" in (ranking.cannot_pay(packed, draft, ranking.predict(packed, draft)) or "")
+
+
 def test_experts_make_verification_dear() -> None:
     dense, sparse = known("Qwen/Qwen3-8B"), known("Qwen/Qwen3-30B-A3B")
     assert ranking.forward_cost(dense, 1) == ranking.forward_cost(sparse, 1) == 1
