@@ -249,6 +249,17 @@ def test_scores_hidden_states_and_attentions_equal_plain() -> None:
                     torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+def test_attentions_that_a_kernel_does_not_give() -> None:
+    """With sdpa, plain decoding has one empty tuple a token."""
+    model, prompts = tiny_model(), ragged_prompts(2)
+    wanted = {"return_dict_in_generate": True, "output_attentions": True}
+    plain = model.generate(**prompts, **wanted, **GREEDY)
+    assert set(plain.attentions) == {()}
+    ours = hf_specdec.generate(model, **prompts, speculative="prompt_lookup", **wanted, **GREEDY)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert ours.attentions == plain.attentions
+
+
 def test_real_model_greedy_equality(smollm2: tuple[Any, Any]) -> None:
     model, tokenizer = smollm2
     code = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n"

@@ -103,6 +103,8 @@ def _show(choice: Choice) -> None:
 
 def _summary(choice: Choice) -> str:
     chosen = choice.chosen
+    if chosen is None and not choice.candidates:
+        return f"Nothing was found for {choice.target}. Without a draft model prompt lookup drafts. Pass to model.generate:"
     if chosen is None:
         return f"No draft model for {choice.target}, so prompt lookup drafts. Pass to model.generate:"
     state = "" if chosen.verified else ", unverified"

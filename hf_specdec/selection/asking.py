@@ -51,7 +51,7 @@ def offline_problem(what: str) -> HubProblem:
     return HubProblem(
         "offline",
         f"{what} is not in the cache {constants.HF_HUB_CACHE}, and the Hub may not be asked. "
-        "Unset HF_HUB_OFFLINE, don't pass local_files_only=True, or pass a local folder.",
+        "Allow it (HF_HUB_OFFLINE, local_files_only or --offline forbid it), or pass a local folder.",
     )
 
 

@@ -8,8 +8,6 @@ target is kept from the network: it gets what is on this disk, unless the user a
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from typing import Any
 
 import torch
@@ -26,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FREE_SHARE = 0.9  # of a device's free memory; the target's own cache grows too
-_PICKED: weakref.WeakKeyDictionary[Any, dict[tuple[bool, str], Any]] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
+_PICKED = load.PerTarget()
 
 
 def is_wanted(config: SpecConfig) -> bool:
@@ -53,8 +50,7 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
         return None
     may_fetch = config.draft_model is not None or _is_from_the_hub(name)
     place = (may_fetch, str(config.draft_device))
-    with _LOCK:
-        known = _PICKED.setdefault(target, {})
+    with _PICKED.of(target) as known:
         if place not in known:
             try:
                 with torch.random.fork_rng(devices=[]):  # a seed gives the same text in the first call as in the next
@@ -67,11 +63,8 @@ def draft_for(target: Any, config: SpecConfig) -> Any:
 
 def reset(model: Any = None) -> None:
     """Forget which draft was picked and loaded for a target, or for all."""
-    for known in (_PICKED, load._LOADED):
-        if model is None:
-            known.clear()
-        else:
-            known.pop(model, None)
+    for known in (_PICKED, load.LOADED):
+        known.forget(model)
 
 
 def _find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:

@@ -90,8 +90,10 @@ class Catalog:
             yield from family.members
 
     def member(self, id: str) -> Member | None:
-        """The entry of a Hub id, in any case."""
-        return next((each for each in self.members() if each.id.lower() == id.lower()), None)
+        """The entry of a Hub id, in any case; the oldest models have a name without an owner too (`"gpt2"`)."""
+        owned = "/" in id
+        names = ((each.id if owned else each.id.rpartition("/")[2], each) for each in self.members())
+        return next((each for name, each in names if name.lower() == id.lower()), None)
 
     def family_of(self, id: str, facts: ModelFacts | None) -> Family | None:
         """The family of a model: by its id, else by its sizes, as fine-tuned models and local copies keep them.

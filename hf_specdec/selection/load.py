@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from safetensors import SafetensorError
@@ -17,9 +19,37 @@ from ..errors import IncompatibleDraftError, SpecDecError
 from . import hub
 
 
-_LOADED: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
 logger = logging.getLogger(__name__)
+
+
+class PerTarget:
+    """What was found for each target, and one lock a target: looking and loading for one keeps no other waiting."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._entries: weakref.WeakKeyDictionary[Any, tuple[threading.Lock, dict[Any, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def of(self, target: Any) -> Iterator[dict[Any, Any]]:
+        """What is known for a target, to be read and changed by one thread at a time."""
+        with self._lock:
+            lock, known = self._entries.setdefault(target, (threading.Lock(), {}))
+        with lock:
+            yield known
+
+    def forget(self, target: Any = None) -> None:
+        """Forget one target, or all."""
+        with self._lock:
+            if target is None:
+                self._entries.clear()
+            else:
+                self._entries.pop(target, None)
+
+
+LOADED = PerTarget()
 
 
 def load_draft(target: Any, name: str, device: Any = None) -> Any:
@@ -34,8 +64,7 @@ def load_draft(target: Any, name: str, device: Any = None) -> Any:
         IncompatibleDraftError: If it can't be loaded.
     """
     place = str(device if device is not None else compat.head_device(target))
-    with _LOCK:
-        loaded = _LOADED.setdefault(target, {})
+    with LOADED.of(target) as loaded:
         if (name, place) not in loaded:
             try:
                 folder = name if os.path.isdir(name) else fetched(name)

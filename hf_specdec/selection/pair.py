@@ -109,7 +109,9 @@ def _search(
     """
     seen: set[str] = set()
     limit = None
-    while (chosen := _pick(target, revision, limit, wanted["quantization_config"], hub)) is not None and chosen.id not in seen:
+    while (
+        chosen := _pick(target, revision, limit, wanted["quantization_config"], hub)
+    ) is not None and chosen.id not in seen:
         seen.add(chosen.id)
         reason: object
         try:
@@ -117,7 +119,9 @@ def _search(
             alone = plan(target, **wanted) if found.offloaded else found
             if alone.offloaded == found.offloaded:
                 return found, chosen.id, chosen.revision
-            reason = f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
+            reason = (
+                f"{(found.offloaded - alone.offloaded) / GIB:.2f} GiB more of the target would be offloaded for it"
+            )
         except Exception as error:  # a draft that nobody named must not cost the target
             reason = error
         logger.warning("%s goes without the draft %s: %s", target, chosen.id, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +78,8 @@ def pick(
         notes.append(f"unverified, because the target's files can't be read: {problem}")
     known = Target.of(target, repository, _tokenizer(target, repository, asking, hub), catalog)
     if known is None:
+        near = get_close_matches(target, [each.id for each in catalog.members()], n=1, cutoff=0.8)
+        notes.append(f"the catalog doesn't know {target}" + (f"; did you mean {near[0]}?" if near else ""))
         return Choice(target, None, (), tuple(notes))
     if bits := quantised_bits(quantization_config):
         known = replace(known, facts=replace(known.facts, bits=bits))
@@ -86,7 +88,9 @@ def pick(
         local = local_files_only or hub.is_offline()
         where = f"cache {remembered.cache_state()}" if local else "hub"
         bits = known.facts.bits
-        entry = remembered.key(repository, f"{where}, {overhead:g} a round, {f'{bits:g} bits' if bits else 'unpacked'}")
+        entry = remembered.key(
+            repository, f"{where}, {overhead:g} a round, {f'{bits:g} bits' if bits else 'unpacked'}"
+        )
         if not refresh and (choice := _recalled(entry, free_bytes, hub)):
             return choice
     search = _Search(known, asking, free_bytes, overhead, hub, notes)

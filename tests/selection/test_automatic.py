@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,27 @@ def test_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert automatic._free_bytes(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))
     assert automatic._free_bytes(torch.device("cuda")) == 900
+
+
+def test_looking_for_one_target_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, asked = threading.Event(), threading.Event()
+
+    def slow(name: str, **options: Any) -> Choice:
+        if name == "slow":
+            asked.set()
+            assert answered.wait(60)
+        return Choice(name, None)
+
+    monkeypatch.setattr(pick, "pick", slow)
+    targets = {name: tiny_model() for name in ("slow", "quick")}
+    for name, model in targets.items():
+        model.name_or_path = name
+    waiting = threading.Thread(target=automatic.draft_for, args=(targets["slow"], SpecConfig()))
+    waiting.start()
+    try:
+        assert asked.wait(60)
+        assert automatic.draft_for(targets["quick"], SpecConfig()) is None
+        assert waiting.is_alive()
+    finally:
+        answered.set()
+        waiting.join(60)

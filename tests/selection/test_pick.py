@@ -159,6 +159,17 @@ def test_nothing_known_and_nothing_reachable(hub: FakeHub) -> None:
     choice = pick.pick("acme/Unknown-8B", hub=hub)
     assert choice == Choice("acme/Unknown-8B", None, (), choice.notes)
     assert "network" in choice.notes[0]
+    assert choice.notes[1] == "the catalog doesn't know acme/Unknown-8B"
+
+
+def test_a_misspelt_name_and_nothing_reachable(hub: FakeHub) -> None:
+    hub.problems["Qwen/Qwen3-8"] = "network"
+    assert pick.pick("Qwen/Qwen3-8", hub=hub).notes[-1].endswith("; did you mean Qwen/Qwen3-8B?")
+
+
+def test_a_name_without_an_owner(hub: FakeHub) -> None:
+    hub.problems["gpt2-xl"] = "network"
+    assert chosen(pick.pick("gpt2-xl", hub=hub)) == "distilbert/distilgpt2"
 
 
 def test_no_such_target(hub: FakeHub) -> None:
