@@ -1,0 +1,375 @@
+"""The page itself: controls, both panes, figures. What it shows is made in `panes` and `explain`, the runs in `recording`.
+
+One listener fills both panes: Gradio runs two listeners of one button one after the other.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+from ..errors import SpecDecError
+from . import explain, panes
+from .examples import examples, title_of, traces
+from .models import Family
+from .recording import record
+from .settings import MOST_DRAFT_TOKENS, NEEDS_DRAFT, STRATEGIES, Limits, RunSettings
+from .timeline import Comparison, Side
+
+
+WAITING = 16  # visitors in the queue; the next one is told to come back
+DEVICE = "device"  # all that runs a model shares one place in the queue
+LEFT_EMPTY, RIGHT_EMPTY = "plain model.generate(…)", "generate(…, speculative=True)"
+CONTROLS = (
+    "prompt", "family", "strategy", "num_draft_tokens", "temperature", "max_new_tokens", "chat", "seed",
+)  # fmt: skip
+OWN = "Your own prompt"
+
+Record = Callable[[str, RunSettings, Limits, str], Iterator[tuple[str, Comparison]]]
+
+
+def build(
+    families: Mapping[str, Family], limits: Limits | None = None, wrap: Callable[[Any], Any] | None = None
+) -> gr.Blocks:
+    """The page.
+
+    Args:
+        families: The models that are offered, by key; the first is the default.
+        limits: What a visitor may ask for.
+        wrap: Put around the function that uses the device, such as `spaces.GPU(...)`.
+    """
+
+    def recorded(key: str, settings: RunSettings, limits: Limits, title: str) -> Iterator[tuple[str, Comparison]]:
+        yield from record(families[key], settings, limits, title)
+
+    page = _Page(dict(families), limits or Limits(), recorded if wrap is None else wrap(recorded))
+    return page.build()
+
+
+def launch(page: gr.Blocks, **options: Any) -> Any:
+    """Serve the page; options go to `Blocks.launch`."""
+    folder = Path(str(files(__package__)))
+    page.queue(max_size=WAITING, default_concurrency_limit=1)
+    return page.launch(
+        theme=theme(), css_paths=folder / "style.css", head=f"<script>{(folder / 'race.js').read_text()}</script>",
+        footer_links=["api"], run_history=False, enable_monitoring=False, ssr_mode=False, show_error=False, **options,
+    )  # fmt: skip
+
+
+def theme() -> Any:
+    """Colours and fonts; only fonts that are on the visitor's machine, so that nothing is fetched from elsewhere."""
+    return gr.themes.Soft(
+        primary_hue="teal",
+        neutral_hue="slate",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+
+
+class _Page:
+    """The page's listeners, and what they share."""
+
+    def __init__(self, families: dict[str, Family], limits: Limits, record: Record) -> None:
+        self.families, self.limits, self.record = families, limits, record
+        self.stops: dict[str, threading.Event] = {}  # of the sessions that run or wait
+
+    def build(self) -> gr.Blocks:
+        """Lay the page out and connect it."""
+        first = examples()[0]
+        recorded, trace = traces()[0] if traces() else ("", None)
+        with gr.Blocks(title="hf_specdec: speculation off and on", analytics_enabled=False) as page:
+            gr.HTML(
+                "<h1>Same text, fewer passes</h1><p>Left: plain <code>generate</code>. Right: the same call with "
+                "<code>speculative=True</code>. They run one after the other, alone on the device; then the race "
+                "replays both at their true speed.</p>",
+                elem_id="sd-title",
+            )
+            with gr.Row():
+                with gr.Column(scale=3):
+                    titles = [each.title for each in examples()]
+                    example = gr.Dropdown([*titles, OWN], value=first.title, label="Example", elem_id="sd-example")
+                    prompt = gr.Textbox(
+                        first.text, label="Prompt", lines=5, max_lines=12, elem_id="sd-prompt",
+                        max_length=self.limits.prompt_characters,
+                    )  # fmt: skip
+                    with gr.Row():
+                        run = gr.Button("Run off, then on", variant="primary", elem_id="sd-run")
+                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False)
+                        race = gr.Button("Replay race", elem_id="sd-race")
+                with gr.Column(scale=2):
+                    controls = self._controls(first)
+            headline = gr.HTML(panes.headline(trace, recorded=recorded), elem_id="sd-headline")
+            with gr.Row(equal_height=True):
+                off = gr.HTML(
+                    self._pane(trace.off if trace else None, False), elem_id="sd-off", elem_classes="sd-pane"
+                )
+                on = gr.HTML(self._pane(trace.on if trace else None, True), elem_id="sd-on", elem_classes="sd-pane")
+            legend = gr.HTML(panes.legend(trace.on) if trace else "", elem_id="sd-legend")
+            last, rows = gr.State(trace and trace.to_dict()), gr.State([])
+            with gr.Tabs():
+                with gr.Tab("Figures"):
+                    figures = gr.HTML(self._figures(trace), elem_id="sd-figures")
+                with gr.Tab("Plots"), gr.Row():
+                    line = gr.LinePlot(
+                        self._points(trace), x="seconds", y="tokens", color="side", title="Tokens over time", height=260,
+                        color_map={"off": "#64748b", "on": "#0d9488"},
+                    )  # fmt: skip
+                    bars = gr.BarPlot(
+                        self._counts(trace),
+                        x="accepted",
+                        y="passes",
+                        title="Draft tokens accepted in a pass",
+                        height=260,
+                    )
+                with gr.Tab("One round"):
+                    number = gr.Slider(
+                        0,
+                        self._rounds(trace),
+                        value=min(1, self._rounds(trace)),
+                        step=1,
+                        label="Round",
+                        elem_id="sd-number",
+                    )
+                    view = gr.HTML(panes.round_view(trace.on if trace else Side(), 1), elem_id="sd-round")
+                with gr.Tab("Copy the code"):
+                    code = gr.Code(
+                        self._code(trace), language="python", elem_id="sd-code", label="With speculation on"
+                    )
+                    link = gr.Textbox(
+                        label="Link to these settings", elem_id="sd-link", buttons=["copy"], interactive=False
+                    )
+                with gr.Tab("Runs of this session"):
+                    table = gr.Dataframe(elem_id="sd-runs", interactive=False, wrap=True)
+                    with gr.Row():
+                        as_csv = gr.DownloadButton("CSV", elem_id="sd-csv", interactive=False)
+                        as_json = gr.DownloadButton("JSON", elem_id="sd-json", interactive=False)
+            prompt_and_controls = [prompt, *controls]
+            shown = [
+                headline, off, on, legend, figures, line, bars, number, view, code, link, table, as_csv, as_json, last, rows,
+                run, stop,
+            ]  # fmt: skip
+            example.input(self.choose, example, [prompt, controls[3], controls[4]], api_visibility="private")
+            prompt.input(title_of, prompt, example, api_visibility="private", show_progress="hidden").success(
+                lambda title: OWN if title not in titles else title, example, example, api_visibility="private"
+            )
+            started = run.click(
+                self.begin, None, [headline, run, stop], queue=False, api_visibility="private", show_progress="hidden"
+            )
+            started.then(
+                self.run, [*prompt_and_controls, rows], shown, api_visibility="private", concurrency_id=DEVICE,
+                concurrency_limit=1, show_progress="hidden",
+            ).then(None, js="() => window.hfSpecdec.play()")  # fmt: skip
+            stop.click(self.stop, None, stop, queue=False, api_visibility="private", show_progress="hidden")
+            race.click(None, js="() => window.hfSpecdec.play()")
+            number.change(
+                self.show_round, [last, number], view, api_visibility="private", show_progress="hidden", queue=False
+            )
+            page.load(self.from_link, None, [*prompt_and_controls, example], api_visibility="private").then(
+                None, js="() => window.hfSpecdec.play(true)"
+            )
+            page.unload(self.leave)
+            gr.api(  # type: ignore[attr-defined]
+                self.compare, api_name="compare", concurrency_id=DEVICE, concurrency_limit=1
+            )
+        built: gr.Blocks = page
+        return built
+
+    def _controls(self, first: Any) -> list[Any]:
+        """The controls, in the order of `CONTROLS` without the prompt."""
+        limits = self.limits
+        key = next(iter(self.families))
+        strategies = [(title, name) for name, title in STRATEGIES.items() if self._offered(name)]
+        with gr.Accordion("Settings", open=True):
+            with gr.Row():
+                family = gr.Dropdown(
+                    [(each.title, name) for name, each in self.families.items()], value=key, label="Model",
+                    elem_id="sd-family", min_width=140,
+                )  # fmt: skip
+                strategy = gr.Dropdown(
+                    strategies, value="auto", label="Strategy", elem_id="sd-strategy", min_width=140
+                )
+            length = gr.Slider(
+                0, MOST_DRAFT_TOKENS, value=0, step=1, label="Draft tokens a round (0: automatic)", elem_id="sd-length"
+            )
+            with gr.Row():
+                temperature = gr.Slider(
+                    0, 2, value=first.temperature, step=0.1, label="Temperature (0: greedy)", elem_id="sd-temperature",
+                    min_width=140,
+                )  # fmt: skip
+                tokens = gr.Slider(
+                    1, limits.new_tokens, value=first.max_new_tokens, step=1, label="New tokens", elem_id="sd-tokens",
+                    min_width=140,
+                )  # fmt: skip
+            with gr.Row():
+                chat = gr.Checkbox(True, label="Chat template", elem_id="sd-chat", min_width=140)
+                seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="sd-seed", min_width=140)
+        return [family, strategy, length, temperature, tokens, chat, seed]
+
+    def _offered(self, strategy: str) -> bool:
+        return strategy not in NEEDS_DRAFT or any(each.draft is not None for each in self.families.values())
+
+    # What listeners do
+
+    def choose(self, title: str) -> tuple[Any, ...]:
+        """An example's prompt and settings; for an own prompt everything stays."""
+        found = next((each for each in examples() if each.title == title), None)
+        if found is None:
+            return "", gr.skip(), gr.skip()
+        return found.text, found.temperature, min(found.max_new_tokens, self.limits.new_tokens)
+
+    def begin(self, request: gr.Request) -> tuple[Any, ...]:
+        """Make the session's run stoppable, also while it waits for its turn."""
+        self.stops[str(request.session_hash)] = threading.Event()
+        waiting = '<div class="sd-headline" role="status"><span class="sd-stage">Waiting for the device …</span></div>'
+        return waiting, gr.update(interactive=False), gr.update(interactive=True)
+
+    def stop(self, request: gr.Request) -> Any:
+        """Stop the session's run."""
+        if event := self.stops.get(str(request.session_hash)):
+            event.set()
+        return gr.update(interactive=False)
+
+    def leave(self, request: gr.Request) -> None:
+        """A closed page frees the device."""
+        if event := self.stops.pop(str(request.session_hash), None):
+            event.set()
+
+    def run(
+        self, prompt: Any, family: Any, strategy: Any, num_draft_tokens: Any, temperature: Any, max_new_tokens: Any,
+        chat: Any, seed: Any, rows: list[dict[str, Any]], request: gr.Request,
+    ) -> Iterator[list[Any]]:  # fmt: skip
+        """Run both sides and show them while they run."""
+        values = (prompt, family, strategy, num_draft_tokens, temperature, max_new_tokens, chat, seed)
+        session = str(request.session_hash)
+        stop = self.stops.setdefault(session, threading.Event())
+        nothing = [gr.skip()] * 18
+        idle = [gr.update(interactive=True), gr.update(interactive=False)]
+        found: Comparison | None = None
+        try:
+            settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))
+            running = self.record(settings.family, settings, self.limits, title_of(settings.prompt))
+            try:
+                for stage, found in running:
+                    if stop.is_set():
+                        break
+                    if stage != "done":
+                        yield [
+                            panes.headline(found, stage), self._pane(found.off, False), self._pane(found.on, True), "",
+                            *nothing[4:],
+                        ]  # fmt: skip
+            finally:
+                running.close()  # type: ignore[attr-defined]
+            assert found is not None
+            if stop.is_set():
+                for side in (found.off, found.on):
+                    side.cut = side.cut or ("" if side.done else "stopped")
+            yield [*self._shown(found, settings, rows), *idle]
+        except SpecDecError as error:
+            yield [panes.problem(str(error)), *nothing[1:16], *idle]
+        finally:
+            self.stops.pop(session, None)
+
+    def compare(
+        self, prompt: str, family: str = "", strategy: str = "auto", num_draft_tokens: int = 0, temperature: float = 0.0,
+        max_new_tokens: int = 96, chat: bool = True, seed: int = 0,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Decode one prompt off and on, and return both timelines, the figures, and whether the text is the same."""
+        given = {
+            "family": family or next(iter(self.families)), "prompt": prompt, "strategy": strategy,
+            "num_draft_tokens": num_draft_tokens, "temperature": temperature, "max_new_tokens": max_new_tokens,
+            "chat": chat, "seed": seed,
+        }  # fmt: skip
+        try:
+            settings = RunSettings.checked(self.limits, self.families, **given)
+            *_, (_, found) = self.record(settings.family, settings, self.limits, title_of(prompt))
+        except SpecDecError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        return found.to_dict() | {"why": explain.why(found)}
+
+    def show_round(self, last: dict[str, Any] | None, number: float) -> str:
+        """The round that the slider stands at."""
+        return panes.round_view(Comparison.from_dict(last).on if last else Side(), int(number))
+
+    def from_link(self, request: gr.Request) -> list[Any]:
+        """The settings of the link that the page was opened with; what it says wrongly is left as it is."""
+        query = dict(request.query_params)
+        if not query.keys() & set(CONTROLS):
+            return [gr.skip()] * (len(CONTROLS) + 1)
+        first = examples()[0]
+        known = {
+            "prompt": first.text, "family": next(iter(self.families)), "temperature": first.temperature,
+            "max_new_tokens": first.max_new_tokens,
+        }  # fmt: skip
+        for name in CONTROLS:
+            if name in query:
+                try:
+                    RunSettings.checked(self.limits, self.families, **known | {name: query[name]})
+                except SpecDecError:
+                    continue
+                known[name] = query[name]
+        settings = RunSettings.checked(self.limits, self.families, **known)
+        title = title_of(settings.prompt)
+        titles = [each.title for each in examples()]
+        return [*(getattr(settings, name) for name in CONTROLS), title if title in titles else OWN]
+
+    # What is shown
+
+    def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]]) -> list[Any]:
+        rows = [*rows, explain.row_of(found, len(rows) + 1)]
+        files = _written(rows)
+        downloads = [gr.update(value=file, interactive=True) for file in files]
+        most = self._rounds(found)
+        return [
+            panes.headline(found), self._pane(found.off, False), self._pane(found.on, True), panes.legend(found.on),
+            self._figures(found), self._points(found), self._counts(found),
+            gr.update(maximum=most, value=min(1, most)), panes.round_view(found.on, 1), self._code(found),
+            f"?{settings.query()}", pd.DataFrame(rows), *downloads, found.to_dict(), rows,
+        ]  # fmt: skip
+
+    def _pane(self, side: Side | None, coloured: bool) -> str:
+        label, empty = ("speculation on", RIGHT_EMPTY) if coloured else ("speculation off", LEFT_EMPTY)
+        side = side or Side()
+        return panes.counter(side, label) + panes.pane(side, coloured, empty)
+
+    def _figures(self, found: Comparison | None) -> str:
+        if found is None:
+            return '<p class="sd-note">No run yet.</p>'
+        why = panes.sentence(explain.why(found))
+        return why + panes.table(panes.figures(found)) + panes.shares(explain.time_shares(found.on))
+
+    def _code(self, found: Comparison | None) -> str:
+        if found is None:
+            return ""
+        given = found.settings
+        family = self.families.get(given["family"]) or next(iter(self.families.values()))
+        return RunSettings(**given).code(family.name, family.draft, family.dtype)
+
+    def _points(self, found: Comparison | None) -> pd.DataFrame:
+        return pd.DataFrame(explain.timeline_points(found) if found else [], columns=["seconds", "tokens", "side"])
+
+    def _counts(self, found: Comparison | None) -> pd.DataFrame:
+        counts = explain.accepted_counts(found.on) if found else []
+        return pd.DataFrame([(str(accepted), passes) for accepted, passes in counts], columns=["accepted", "passes"])
+
+    def _rounds(self, found: Comparison | None) -> int:
+        return max(len(found.on.rounds) - 1, 1) if found else 1
+
+
+def _written(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """The session's runs as files to download, in a folder of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="hf-specdec-"))
+    with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "runs.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
+    return str(folder / "runs.csv"), str(folder / "runs.json")

@@ -1,0 +1,192 @@
+"""What a visitor may ask for: checked and bounded before anything runs, and shareable as a link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlencode
+
+from ..errors import SpecDecError
+
+
+STRATEGIES = {
+    "auto": "what speculative=True does",
+    "draft_model": "draft model",
+    "prompt_lookup": "prompt lookup",
+    "recycling": "token recycling",
+    "none": "our loop, no drafts",
+}
+NEEDS_DRAFT = ("draft_model",)
+MOST_DRAFT_TOKENS = 16
+SHARED_CHARACTERS = 1500  # a longer prompt makes a link that servers refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one visitor may take of a machine that others wait for.
+
+    Attributes:
+        prompt_characters: Of the prompt.
+        prompt_tokens: Of the prompt, the chat template included.
+        new_tokens: Of each answer.
+        seconds: Of each of the two runs.
+    """
+
+    prompt_characters: int = 8000
+    prompt_tokens: int = 1024
+    new_tokens: int = 256
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One run's settings.
+
+    Attributes:
+        prompt: What the visitor wrote.
+        family: Key of the model family (`models.families`).
+        strategy: One of `STRATEGIES`.
+        num_draft_tokens: Draft tokens a round; 0 leaves it to the controller.
+        temperature: 0 is greedy.
+        max_new_tokens: Most tokens of each answer.
+        chat: Whether to wrap the prompt in the chat template.
+        seed: Of the sampling noise, the same for both sides.
+    """
+
+    prompt: str
+    family: str = "smollm2"
+    strategy: str = "auto"
+    num_draft_tokens: int = 0
+    temperature: float = 0.0
+    max_new_tokens: int = 96
+    chat: bool = True
+    seed: int = 0
+
+    @classmethod
+    def checked(cls, limits: Limits, families: Mapping[str, Any], **given: Any) -> RunSettings:
+        """Settings from what came over the network.
+
+        Args:
+            limits: What may be asked for.
+            families: The families there are; each has a `draft`, or `None`.
+            **given: The fields, of any type.
+
+        Raises:
+            SpecDecError: With one sentence that says what is wrong and what would do.
+        """
+        prompt = given.get("prompt")
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise SpecDecError("The prompt is empty. Write one, or choose an example.")
+        if len(prompt) > limits.prompt_characters:
+            raise SpecDecError(
+                f"The prompt has {len(prompt):,} characters; at most {limits.prompt_characters:,} are taken here. Shorten it."
+            )
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise SpecDecError("The prompt has half of a surrogate pair, which is no text. Delete it.") from error
+        family = _choice("model", given.get("family", "smollm2"), families)
+        strategy = _choice("strategy", given.get("strategy", "auto"), STRATEGIES)
+        if strategy in NEEDS_DRAFT and families[family].draft is None:
+            raise SpecDecError(f"There is no draft model for {family!r} here. Choose another strategy.")
+        return cls(
+            prompt=prompt,
+            family=family,
+            strategy=strategy,
+            num_draft_tokens=_whole("draft length", given.get("num_draft_tokens", 0), 0, MOST_DRAFT_TOKENS),
+            temperature=_number("temperature", given.get("temperature", 0.0), 0.0, 2.0),
+            max_new_tokens=_whole("number of new tokens", given.get("max_new_tokens", 96), 1, limits.new_tokens),
+            chat=_flag("chat template", given.get("chat", True)),
+            seed=_whole("seed", given.get("seed", 0), 0, 2**31 - 1),
+        )
+
+    def query(self) -> str:
+        """These settings as the query of a link; a long prompt is left out."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if len(self.prompt) > SHARED_CHARACTERS:
+            del given["prompt"]
+        return urlencode({name: int(value) if isinstance(value, bool) else value for name, value in given.items()})
+
+    def code(self, target: str, draft: str | None, dtype: str) -> str:
+        """The lines that do the same with speculation on.
+
+        Args:
+            target: Id or path of the target.
+            draft: The same of the draft model, where the strategy has one.
+            dtype: Of the weights.
+        """
+        lines = [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "import hf_specdec",
+            "",
+            "hf_specdec.enable()",
+            f"tokenizer = AutoTokenizer.from_pretrained({target!r})",
+            f'model = AutoModelForCausalLM.from_pretrained({target!r}, dtype="{dtype}", device_map="auto")',
+            f"prompt = {self.prompt!r}",
+        ]
+        if self.chat:
+            lines += [
+                "inputs = tokenizer.apply_chat_template(",
+                '    [{"role": "user", "content": prompt}],',
+                '    add_generation_prompt=True, return_tensors="pt", return_dict=True,',
+                ").to(model.device)",
+            ]
+        else:
+            lines.append('inputs = tokenizer(prompt, return_tensors="pt").to(model.device)')
+        sampling = "do_sample=False"
+        if self.temperature:
+            sampling = f"do_sample=True, temperature={self.temperature:g}, top_k=0, top_p=1.0"
+        lines += [
+            f"output = model.generate(**inputs, max_new_tokens={self.max_new_tokens}, {sampling},",
+            f"                        speculative={self._argument(draft)})",
+            "print(tokenizer.decode(output[0], skip_special_tokens=True))",
+        ]
+        return "\n".join(lines)
+
+    def _argument(self, draft: str | None) -> str:
+        config = {} if self.strategy == "auto" else {"drafter": self.strategy}
+        if draft is not None and self.strategy in ("auto", *NEEDS_DRAFT):
+            config["draft_model"] = draft
+        options = [f"{name}={value!r}" for name, value in config.items()]
+        if self.num_draft_tokens:
+            options.append(f'num_draft_tokens={self.num_draft_tokens}, draft_length="fixed"')
+        if self.temperature:
+            options.append(f'verification="coupled", seed={self.seed}')
+        if not options:
+            return "True"
+        if options == [f"drafter={self.strategy!r}"]:
+            return repr(self.strategy)
+        return f"hf_specdec.SpecConfig({', '.join(options)})"
+
+
+def _choice(name: str, given: Any, known: Mapping[str, Any]) -> str:
+    if not isinstance(given, str) or given not in known:
+        raise SpecDecError(f"The {name} must be one of {', '.join(known)}, got {given!r}.")
+    return given
+
+
+def _number(name: str, given: Any, low: float, high: float) -> float:
+    try:
+        value = float(given)
+    except (TypeError, ValueError) as error:
+        raise SpecDecError(f"The {name} must be a number from {low:g} to {high:g}, got {given!r}.") from error
+    if isinstance(given, bool) or not math.isfinite(value) or not low <= value <= high:
+        raise SpecDecError(f"The {name} must be a number from {low:g} to {high:g}, got {given!r}.")
+    return value
+
+
+def _whole(name: str, given: Any, low: int, high: int) -> int:
+    value = _number(name, given, low, high)
+    if value != int(value):
+        raise SpecDecError(f"The {name} must be a whole number, got {given!r}.")
+    return int(value)
+
+
+def _flag(name: str, given: Any) -> bool:
+    known = {"true": True, "false": False, "1": True, "0": False}
+    found = known.get(str(given).lower())
+    if found is None:
+        raise SpecDecError(f"The {name} must be on or off, got {given!r}.")
+    return found
