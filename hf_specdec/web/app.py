@@ -26,6 +26,7 @@ from .settings import MOST_DRAFT_TOKENS, NEEDS_DRAFT, STRATEGIES, Limits, RunSet
 from .timeline import Comparison, Side
 
 
+MOST_ACCEPTED = 128  # of a pass, as `SpecConfig` has it
 WAITING = 16  # visitors in the queue; the next one is told to come back
 DEVICE = "device"  # all that runs a model shares one place in the queue
 LEFT_EMPTY, RIGHT_EMPTY = "plain model.generate(…)", "generate(…, speculative=True)"
@@ -68,11 +69,15 @@ def launch(page: gr.Blocks, **options: Any) -> Any:
 def theme() -> Any:
     """Colours and fonts; only fonts that are on the visitor's machine, so that nothing is fetched from elsewhere."""
     return gr.themes.Soft(
-        primary_hue="teal",
-        neutral_hue="slate",
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    )
+        primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    ).set(
+        block_title_background_fill="none", block_title_background_fill_dark="none", block_title_padding="0",
+        block_title_text_color="*neutral_700", block_title_text_color_dark="*neutral_200",
+        block_label_text_color="*neutral_700", block_label_text_color_dark="*neutral_200",
+        button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700", button_primary_text_color="white",
+        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
+    )  # fmt: skip
 
 
 class _Page:
@@ -109,10 +114,10 @@ class _Page:
                     controls = self._controls(first)
             headline = gr.HTML(panes.headline(trace, recorded=recorded), elem_id="sd-headline")
             with gr.Row(equal_height=True):
-                off = gr.HTML(
-                    self._pane(trace.off if trace else None, False), elem_id="sd-off", elem_classes="sd-pane"
-                )
-                on = gr.HTML(self._pane(trace.on if trace else None, True), elem_id="sd-on", elem_classes="sd-pane")
+                with gr.Column(min_width=320):
+                    off = gr.HTML(self._pane(trace.off if trace else None, False), elem_id="sd-off")
+                with gr.Column(min_width=320):
+                    on = gr.HTML(self._pane(trace.on if trace else None, True), elem_id="sd-on")
             legend = gr.HTML(panes.legend(trace.on) if trace else "", elem_id="sd-legend")
             last, rows = gr.State(trace and trace.to_dict()), gr.State([])
             with gr.Tabs():
@@ -129,6 +134,7 @@ class _Page:
                         y="passes",
                         title="Draft tokens accepted in a pass",
                         height=260,
+                        sort=[str(accepted) for accepted in range(MOST_ACCEPTED + 1)],
                     )
                 with gr.Tab("One round"):
                     number = gr.Slider(
@@ -338,7 +344,7 @@ class _Page:
     def _pane(self, side: Side | None, coloured: bool) -> str:
         label, empty = ("speculation on", RIGHT_EMPTY) if coloured else ("speculation off", LEFT_EMPTY)
         side = side or Side()
-        return panes.counter(side, label) + panes.pane(side, coloured, empty)
+        return panes.card(side, label, coloured, empty)
 
     def _figures(self, found: Comparison | None) -> str:
         if found is None:

@@ -31,7 +31,9 @@ def why(found: Comparison) -> str:
         f", and {stats['draft_acceptance_rate']:.0%} of the draft tokens were right."
     )
     rate, needed = stats["draft_acceptance_rate"], break_even(found)
-    if needed is not None:
+    if needed == 0:
+        text += " As such a pass is no dearer than a plain step, every accepted token is a gain."
+    elif needed is not None:
         relation = "above" if rate > needed else "under"
         text += f" That is {relation} the break-even of about {needed:.0%}"
         text += "." if rate > needed else ", so drafts were kept short or switched off."

@@ -55,6 +55,11 @@ def pane(side: Side, coloured: bool, empty: str = "") -> str:
     return f'<div class="sd-text" {attributes}>{spans}</div>{note}'
 
 
+def card(side: Side, label: str, coloured: bool, empty: str = "") -> str:
+    """One answer under its heading, as `pane` and `counter` take them."""
+    return f'<div class="sd-card">{counter(side, label)}{pane(side, coloured, empty)}</div>'
+
+
 def span(token: Token, coloured: bool) -> str:
     """One token; its class says where it came from, its tooltip everything."""
     name = style_of(token) if coloured else "plain"
@@ -78,7 +83,11 @@ def tooltip(token: Token) -> str:
 
 
 def _chance(token: Token) -> str:
-    return "" if token.probability is None else f", probability {token.probability:.0%}"
+    return "" if token.probability is None else f", probability {_percent(token.probability)}"
+
+
+def _percent(share: float) -> str:
+    return "under 1%" if 0 <= share < 0.005 else f"{share:.0%}"
 
 
 def legend(side: Side) -> str:
@@ -117,8 +126,9 @@ def headline(found: Comparison | None, stage: str = "done", recorded: str = "") 
         return '<div class="sd-headline" role="status"><span class="sd-stage">Press Run.</span></div>'
     parts = []
     if stage == "done" and found.speedup is not None:
-        word = "faster" if found.speedup >= 1 else "as fast: slower"
-        parts.append(f'<span class="sd-big">{found.speedup:.2f}× <small>{word}</small></span>')
+        slower = " sd-slower" if found.speedup < 1 else ""
+        word = "as fast: slower" if slower else "as fast"
+        parts.append(f'<span class="sd-big{slower}">{found.speedup:.2f}× <small>{word}</small></span>')
         parts.append(_verdict(found))
     elif stage == "done":
         parts.append(
@@ -207,7 +217,7 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
         elif place < one.accepted:
             verdicts.append(_chip(text, "yes", "✓ accepted"))
         elif place == one.accepted:
-            chance = "" if one.rejected is None else f", probability {one.rejected:.0%}"
+            chance = "" if one.rejected is None else f", probability {_percent(one.rejected)}"
             verdicts.append(_chip(text, "no", f"✗ refused{chance}"))
         else:
             verdicts.append(_chip(text, "unseen", "– not reached"))

@@ -12,7 +12,7 @@ from ..errors import SpecDecError
 
 
 STRATEGIES = {
-    "auto": "what speculative=True does",
+    "auto": "automatic",
     "draft_model": "draft model",
     "prompt_lookup": "prompt lookup",
     "recycling": "token recycling",
