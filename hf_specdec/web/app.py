@@ -9,6 +9,7 @@ import csv
 import json
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -34,6 +35,7 @@ CONTROLS = (
     "prompt", "family", "strategy", "num_draft_tokens", "temperature", "max_new_tokens", "chat", "seed",
 )  # fmt: skip
 OWN = "Your own prompt"
+IDLE = gr.update(interactive=True), gr.update(interactive=False)  # the buttons Run and Stop
 
 Record = Callable[[str, RunSettings, Limits, str], Iterator[tuple[str, Comparison]]]
 
@@ -85,13 +87,16 @@ class _Page:
 
     def __init__(self, families: dict[str, Family], limits: Limits, record: Record) -> None:
         self.families, self.limits, self.record = families, limits, record
-        self.stops: dict[str, threading.Event] = {}  # of the sessions that run or wait
+        self.stops: dict[str, deque[threading.Event]] = {}  # of each session's runs, the oldest first
+        self.running: threading.Event | None = None
 
     def build(self) -> gr.Blocks:
         """Lay the page out and connect it."""
         first = examples()[0]
         recorded, trace = traces()[0] if traces() else ("", None)
-        with gr.Blocks(title="hf_specdec: speculation off and on", analytics_enabled=False) as page:
+        with gr.Blocks(
+            title="hf_specdec: speculation off and on", analytics_enabled=False, delete_cache=(3600, 86400)
+        ) as page:
             gr.HTML(
                 "<h1>Same text, fewer passes</h1><p>Left: plain <code>generate</code>. Right: the same call with "
                 "<code>speculative=True</code>. They run one after the other, alone on the device; then the race "
@@ -129,22 +134,12 @@ class _Page:
                         color_map={"off": "#64748b", "on": "#0d9488"},
                     )  # fmt: skip
                     bars = gr.BarPlot(
-                        self._counts(trace),
-                        x="accepted",
-                        y="passes",
-                        title="Draft tokens accepted in a pass",
-                        height=260,
-                        sort=[str(accepted) for accepted in range(MOST_ACCEPTED + 1)],
-                    )
+                        self._counts(trace), x="accepted", y="passes", title="Draft tokens accepted in a pass",
+                        height=260, sort=[str(accepted) for accepted in range(MOST_ACCEPTED + 1)],
+                    )  # fmt: skip
                 with gr.Tab("One round"):
-                    number = gr.Slider(
-                        0,
-                        self._rounds(trace),
-                        value=min(1, self._rounds(trace)),
-                        step=1,
-                        label="Round",
-                        elem_id="sd-number",
-                    )
+                    most = self._rounds(trace)
+                    number = gr.Slider(0, most, value=min(1, most), step=1, label="Round", elem_id="sd-number")
                     view = gr.HTML(panes.round_view(trace.on if trace else Side(), 1), elem_id="sd-round")
                 with gr.Tab("Copy the code"):
                     code = gr.Code(
@@ -163,23 +158,20 @@ class _Page:
                 headline, off, on, legend, figures, line, bars, number, view, code, link, table, as_csv, as_json, last, rows,
                 run, stop,
             ]  # fmt: skip
-            example.input(self.choose, example, [prompt, controls[3], controls[4]], api_visibility="private")
-            prompt.input(title_of, prompt, example, api_visibility="private", show_progress="hidden").success(
-                lambda title: OWN if title not in titles else title, example, example, api_visibility="private"
-            )
-            started = run.click(
-                self.begin, None, [headline, run, stop], queue=False, api_visibility="private", show_progress="hidden"
-            )
-            started.then(
+            light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
+            status = [headline, run, stop]
+            example.input(self.choose, example, [prompt, controls[3], controls[4]], **light)
+            prompt.input(_example_of, prompt, example, **light)
+            turn = run.click(self.begin, None, status, **light).then(
                 self.run, [*prompt_and_controls, rows], shown, api_visibility="private", concurrency_id=DEVICE,
-                concurrency_limit=1, show_progress="hidden",
-            ).then(None, js="() => window.hfSpecdec.play()")  # fmt: skip
-            stop.click(self.stop, None, stop, queue=False, api_visibility="private", show_progress="hidden")
+                concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
+            )  # fmt: skip
+            turn.success(None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)")
+            turn.failure(self.refused, None, status, **light)
+            stop.click(self.stop, None, status, **light)
             race.click(None, js="() => window.hfSpecdec.play()")
-            number.change(
-                self.show_round, [last, number], view, api_visibility="private", show_progress="hidden", queue=False
-            )
-            page.load(self.from_link, None, [*prompt_and_controls, example], api_visibility="private").then(
+            number.change(self.show_round, [last, number], view, **light)
+            page.load(self.from_link, None, [*prompt_and_controls, example], **light).then(
                 None, js="() => window.hfSpecdec.play(true)"
             )
             page.unload(self.leave)
@@ -234,19 +226,27 @@ class _Page:
 
     def begin(self, request: gr.Request) -> tuple[Any, ...]:
         """Make the session's run stoppable, also while it waits for its turn."""
-        self.stops[str(request.session_hash)] = threading.Event()
-        waiting = '<div class="sd-headline" role="status"><span class="sd-stage">Waiting for the device …</span></div>'
-        return waiting, gr.update(interactive=False), gr.update(interactive=True)
+        self.stops.setdefault(str(request.session_hash), deque()).append(threading.Event())
+        return panes.remark("Waiting for the device …"), gr.update(interactive=False), gr.update(interactive=True)
 
-    def stop(self, request: gr.Request) -> Any:
-        """Stop the session's run."""
-        if event := self.stops.get(str(request.session_hash)):
+    def stop(self, request: gr.Request) -> tuple[Any, ...]:
+        """Stop the session's run; one that waits for its turn is over at once."""
+        events = self.stops.get(str(request.session_hash), ())
+        for event in events:
             event.set()
-        return gr.update(interactive=False)
+        if self.running in events:
+            return gr.skip(), gr.skip(), gr.update(interactive=False)
+        return panes.remark("Stopped before it began."), *IDLE
+
+    def refused(self, request: gr.Request) -> tuple[Any, ...]:
+        """What didn't get into the queue doesn't run; Gradio has said why."""
+        if events := self.stops.get(str(request.session_hash)):
+            events.pop()
+        return panes.problem("This run didn't come to its end. Too many may be waiting: try again in a minute."), *IDLE
 
     def leave(self, request: gr.Request) -> None:
         """A closed page frees the device."""
-        if event := self.stops.pop(str(request.session_hash), None):
+        for event in self.stops.pop(str(request.session_hash), ()):
             event.set()
 
     def run(
@@ -255,12 +255,16 @@ class _Page:
     ) -> Iterator[list[Any]]:  # fmt: skip
         """Run both sides and show them while they run."""
         values = (prompt, family, strategy, num_draft_tokens, temperature, max_new_tokens, chat, seed)
-        session = str(request.session_hash)
-        stop = self.stops.setdefault(session, threading.Event())
         nothing = [gr.skip()] * 18
-        idle = [gr.update(interactive=True), gr.update(interactive=False)]
         found: Comparison | None = None
+        events = self.stops.get(str(request.session_hash))
+        if not events:
+            return
+        stop = events[0]
         try:
+            if stop.is_set():
+                return
+            self.running = stop
             settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))
             running = self.record(settings.family, settings, self.limits, title_of(settings.prompt))
             try:
@@ -278,17 +282,19 @@ class _Page:
             if stop.is_set():
                 for side in (found.off, found.on):
                     side.cut = side.cut or ("" if side.done else "stopped")
-            yield [*self._shown(found, settings, rows), *idle]
+            with tempfile.TemporaryDirectory(prefix="hf-specdec-") as folder:  # Gradio copies what it serves
+                yield [*self._shown(found, settings, rows, Path(folder)), *IDLE]
         except SpecDecError as error:
-            yield [panes.problem(str(error)), *nothing[1:16], *idle]
+            yield [panes.problem(str(error)), *nothing[1:16], *IDLE]
         finally:
-            self.stops.pop(session, None)
+            self.running = None
+            events.popleft()
 
     def compare(
         self, prompt: str, family: str = "", strategy: str = "auto", num_draft_tokens: int = 0, temperature: float = 0.0,
         max_new_tokens: int = 96, chat: bool = True, seed: int = 0,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Decode one prompt off and on, and return both timelines, the figures, and whether the text is the same."""
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        """Decode one prompt off and on. Tells how far it is; last come both timelines, figures, whether the text is the same."""
         given = {
             "family": family or next(iter(self.families)), "prompt": prompt, "strategy": strategy,
             "num_draft_tokens": num_draft_tokens, "temperature": temperature, "max_new_tokens": max_new_tokens,
@@ -296,10 +302,13 @@ class _Page:
         }  # fmt: skip
         try:
             settings = RunSettings.checked(self.limits, self.families, **given)
-            *_, (_, found) = self.record(settings.family, settings, self.limits, title_of(prompt))
+            for stage, found in self.record(settings.family, settings, self.limits, title_of(prompt)):
+                if stage == "done":
+                    yield found.to_dict() | {"why": explain.why(found)}
+                else:
+                    yield {"stage": stage, "off_tokens": len(found.off.tokens), "on_tokens": len(found.on.tokens)}
         except SpecDecError as error:
             raise gr.Error(str(error), print_exception=False) from error
-        return found.to_dict() | {"why": explain.why(found)}
 
     def show_round(self, last: dict[str, Any] | None, number: float) -> str:
         """The round that the slider stands at."""
@@ -323,15 +332,13 @@ class _Page:
                     continue
                 known[name] = query[name]
         settings = RunSettings.checked(self.limits, self.families, **known)
-        title = title_of(settings.prompt)
-        titles = [each.title for each in examples()]
-        return [*(getattr(settings, name) for name in CONTROLS), title if title in titles else OWN]
+        return [*(getattr(settings, name) for name in CONTROLS), _example_of(settings.prompt)]
 
     # What is shown
 
-    def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]]) -> list[Any]:
+    def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
         rows = [*rows, explain.row_of(found, len(rows) + 1)]
-        files = _written(rows)
+        files = _written(rows, folder)
         downloads = [gr.update(value=file, interactive=True) for file in files]
         most = self._rounds(found)
         return [
@@ -370,9 +377,13 @@ class _Page:
         return max(len(found.on.rounds) - 1, 1) if found else 1
 
 
-def _written(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """The session's runs as files to download, in a folder of their own."""
-    folder = Path(tempfile.mkdtemp(prefix="hf-specdec-"))
+def _example_of(prompt: str) -> str:
+    """What the list of examples shows for a prompt."""
+    return next((each.title for each in examples() if each.text == prompt), OWN)
+
+
+def _written(rows: list[dict[str, Any]], folder: Path) -> tuple[str, str]:
+    """The session's runs as files to download."""
     with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()

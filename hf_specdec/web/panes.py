@@ -123,7 +123,7 @@ def headline(found: Comparison | None, stage: str = "done", recorded: str = "") 
         recorded: Where and when the run was recorded, if it isn't this machine's.
     """
     if found is None:
-        return '<div class="sd-headline" role="status"><span class="sd-stage">Press Run.</span></div>'
+        return remark("Press Run.")
     parts = []
     if stage == "done" and found.speedup is not None:
         slower = " sd-slower" if found.speedup < 1 else ""
@@ -148,6 +148,11 @@ def _verdict(found: Comparison) -> str:
         return '<span class="sd-same">✓ same text: yes</span>'
     kind = "sd-tie" if found.near_tie else "sd-differs"
     return f'<span class="{kind}">✗ same text: no ({escape(found.difference)})</span>'
+
+
+def remark(text: str) -> str:
+    """What goes on, where the big number would be."""
+    return f'<div class="sd-headline" role="status"><span class="sd-stage">{escape(text)}</span></div>'
 
 
 def problem(text: str) -> str:
