@@ -1,0 +1,466 @@
+"""The page as visitors have it: in Debian's Chromium, wide and narrow, light and dark, one visitor and two."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from hf_specdec.web.examples import examples, traces
+
+from .served import WAITING, Served, wait_for
+
+
+pytest_plugins = ["tests.web.serving"]
+pytestmark = pytest.mark.slow
+
+SAID = "the cat and the dog and the cat and the hen and the cat and the dog"
+LONG = "abcdefghijklmnopqrstuvwxyz " * 9
+TABS = ("Figures", "Plots", "One round", "Copy the code", "Runs of this session")
+HOSTILE = [
+    "<script>window.hit = 1; alert(1)</script>",
+    "<img src=x onerror=\"window.hit = 1; alert('1')\"> <svg onload=alert(1)>",
+    "${window.hit = 1} ${alert(1)} {{1+1}} {{{value}}} #{1} <%= 1 %>",
+    "\"' data-x=\" onmouseover=alert(1) x=' </span></div></textarea></style><h1>big</h1>",
+    "&lt;b&gt; &amp;amp; &#13; <!-- --> ]]> \\u003cb\\u003e javascript:alert(1)",
+    "\n\n\tTabs\tand   runs  of    spaces \r\n and the end  \n",
+    "😀👩‍👩‍👧 مرحبا שלום \u202eabc\u202c e\u0301 中文",
+]
+
+
+class Visitor:
+    """One visitor: a browser context of their own, and what went wrong in it."""
+
+    def __init__(self, browser: Any, served: Served, **options: Any) -> None:
+        self.served, self.problems, self.foreign = served, list[str](), list[str]()
+        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}} | options)
+        self.context.set_default_timeout(20_000)
+        self.page = page = self.context.new_page()
+        page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self._note(request.url))
+
+    def _note(self, url: str) -> None:
+        if not url.startswith((self.served.url, "data:", "blob:")):
+            self.foreign.append(url)
+
+    def open(self, **settings: Any) -> Visitor:
+        """Open the page, with settings in its link, and wait until they are there."""
+        self.page.goto(self.served.url + ("?" + urlencode(settings) if settings else ""))
+        self.page.wait_for_selector("#sd-run")
+        if prompt := settings.get("prompt"):
+            self.page.wait_for_function(
+                "text => document.querySelector('#sd-prompt textarea').value === text",
+                arg=prompt.replace("\r\n", "\n"),
+            )
+        return self
+
+    def run(self) -> Visitor:
+        """Press Run."""
+        self.page.click("#sd-run")
+        return self
+
+    def ended(self) -> Visitor:
+        """Wait for the end of the run."""
+        self.page.wait_for_selector("#sd-stop:disabled")
+        self.page.wait_for_selector("#sd-run:enabled")
+        return self
+
+    def text(self, pane: str) -> str:
+        """An answer, exactly."""
+        found: str = self.page.evaluate(
+            "id => [...document.querySelectorAll(`#${id} .sd-t`)].map(each => each.textContent).join('')", pane
+        )
+        return found
+
+    def wait_text(self, pane: str) -> None:
+        """Wait for the first token of an answer."""
+        self.page.wait_for_selector(f"#{pane} .sd-t", state="attached")
+
+    @property
+    def headline(self) -> str:
+        found: str = self.page.locator("#sd-headline .sd-headline").inner_text()
+        return found
+
+    def wait_headline(self, pattern: str) -> None:
+        self.page.locator("#sd-headline .sd-headline", has_text=re.compile(pattern)).wait_for()
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    def number(self, control: str) -> Any:
+        return self.page.locator(f"#{control} input[type=number]")
+
+
+@pytest.fixture
+def visit(browser: Any, served: Served) -> Iterator[Callable[..., Visitor]]:
+    """Makes visitors; whatever they saw, there was no error, no dialog and no request to elsewhere."""
+    visitors = []
+
+    def new(**options: Any) -> Visitor:
+        visitors.append(Visitor(browser, served, **options))
+        return visitors[-1]
+
+    yield new
+    for each in visitors:
+        each.context.close()
+    assert [(each.problems, each.foreign) for each in visitors] == [([], [])] * len(visitors)
+
+
+@pytest.fixture(scope="module")
+def finished(browser: Any, server: Served) -> Iterator[Visitor]:
+    """A visitor whose run has ended; most tests only look at it. What it showed on its way is in `seen`."""
+    server.parrot.delay = 0.015
+    visitor = Visitor(browser, server, accept_downloads=True).open(
+        prompt=SAID, strategy="prompt_lookup", max_new_tokens=80, num_draft_tokens=4
+    )
+    visitor.run()
+    visitor.wait_text("sd-off")
+    visitor.seen = [(visitor.text("sd-off"), visitor.text("sd-on"), visitor.headline)]  # type: ignore[attr-defined]
+    visitor.wait_text("sd-on")
+    visitor.ended()
+    server.parrot.delay = 0.0
+    yield visitor
+    visitor.context.close()
+    assert visitor.problems == []
+    assert visitor.foreign == []
+
+
+def test_the_page_opens_fast_and_asks_nobody_else(
+    visit: Callable[..., Visitor], record_property: Callable[[str, object], None]
+) -> None:
+    begin = time.monotonic()
+    visitor = visit().open()
+    record_property("seconds_to_open", time.monotonic() - begin)
+    assert time.monotonic() - begin < 10  # 3 on a machine that does nothing else
+    assert visitor.page.locator("#sd-prompt textarea").input_value() == examples()[0].text
+    assert visitor.page.locator("#sd-example input").input_value() == examples()[0].title
+    visitor.page.click("#sd-example input")
+    assert visitor.page.get_by_role("option").count() == len(examples()) + 1
+    visitor.page.get_by_role("option", name=examples()[-1].title).click()
+    visitor.page.wait_for_function(
+        "text => document.querySelector('#sd-prompt textarea').value === text", arg=examples()[-1].text
+    )
+    assert float(visitor.number("sd-temperature").input_value()) == examples()[-1].temperature
+    visitor.page.fill("#sd-prompt textarea", "something else")
+    visitor.page.wait_for_function("() => document.querySelector('#sd-example input').value === 'Your own prompt'")
+
+
+def test_both_panes_fill_one_after_the_other(finished: Visitor) -> None:
+    ((off, on, headline),) = finished.seen  # type: ignore[attr-defined]
+    assert SAID.startswith(off)
+    assert 0 < len(off) < len(SAID)
+    assert on == ""
+    assert "Running without speculation" in headline
+    assert finished.text("sd-off") == finished.text("sd-on") == SAID
+    assert re.search(r"\d+\.\d\d× as fast", finished.headline)
+    assert "same text: yes" in finished.headline
+    assert float(finished.page.locator("#sd-on [data-speed]").inner_text()) > 0
+
+
+def test_the_race_replays_what_was_recorded(finished: Visitor) -> None:
+    page = finished.page
+    page.wait_for_function("() => document.body.dataset.sdRace === 'done'")  # it has played by itself after the run
+    page.click("#sd-race")
+    hidden = "() => document.querySelectorAll('.sd-text .sd-wait').length"
+    page.wait_for_function("() => document.body.dataset.sdRace === 'running'")
+    before = page.evaluate(hidden)
+    assert before > 0
+    page.wait_for_function(f"before => ({hidden})() < before", arg=before)
+    page.wait_for_function("() => document.body.dataset.sdRace === 'done'")
+    assert page.evaluate(hidden) == 0
+    clocks = [float(each) for each in page.locator("[data-clock]").all_inner_texts()]
+    ends = page.evaluate("() => [...document.querySelectorAll('.sd-text')].map(each => Number(each.dataset.end))")
+    assert clocks == [pytest.approx(end, abs=0.006) for end in ends]
+
+
+def test_every_token_has_a_tooltip_for_mouse_finger_and_keys(finished: Visitor) -> None:
+    page, tip = finished.page, finished.page.locator("#sd-tip")
+    drafted = page.locator("#sd-on .sd-t.sd-lookup").first
+    drafted.hover()
+    assert re.fullmatch(r"round \d+, \d+\.\d\d s: drafted and accepted \(lookup\), probability \d+%", tip.inner_text())
+    page.locator("#sd-title").hover()
+    tip.wait_for(state="hidden")
+    page.locator("#sd-off .sd-t").nth(3).click()
+    assert re.fullmatch(r"token \d+, at \d+\.\d\d s, probability \d+%", tip.inner_text())
+    page.mouse.move(5, 5)
+    page.locator("#sd-on .sd-text").focus()
+    said = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+        said.append(tip.inner_text())
+        assert page.locator(".sd-active").count() == 1
+    assert said[0].startswith("round 0,")
+    assert said[3] == said[1]
+    assert tip.is_visible()
+    page.keyboard.press("Escape")
+    tip.wait_for(state="hidden")
+
+
+def test_the_legend_tells_the_kinds_apart_without_colour(finished: Visitor) -> None:
+    legend = finished.page.locator("#sd-legend")
+    assert legend.is_visible()
+    assert "drafted and accepted: copied from the prompt" in legend.inner_text()
+    looks = finished.page.evaluate(
+        """() => ['sd-lookup', 'sd-plain', 'sd-corrected'].map(name => {
+            const style = getComputedStyle(document.querySelector(`#sd-on .${name}`));
+            return [style.textDecorationLine, style.textDecorationStyle, style.boxShadow, style.fontWeight].join();
+        })"""
+    )
+    assert len(set(looks)) == 3
+
+
+def test_figures_plots_and_one_round(finished: Visitor) -> None:
+    page = finished.page
+    finished.tab("Figures")
+    for name in ("tokens/s", "first token", "acceptance length", "draft tokens accepted"):
+        assert page.locator("#sd-figures th", has_text=name).is_visible()
+    assert page.locator("#sd-figures .sd-why").inner_text()
+    assert page.locator("#sd-figures .sd-share").count() == 4
+    finished.tab("Plots")
+    page.locator("canvas, svg.marks").nth(1).wait_for()
+    finished.tab("One round")
+    assert page.locator("#sd-round b").inner_text() == "Round 1"
+    finished.number("sd-number").fill("2")
+    finished.number("sd-number").press("Enter")
+    page.locator("#sd-round b", has_text="Round 2").wait_for()
+    assert "Draft (lookup" in page.locator("#sd-round").inner_text()
+
+
+def test_the_code_to_copy_is_python_and_the_link_opens_the_same(
+    finished: Visitor, visit: Callable[..., Visitor]
+) -> None:
+    finished.tab("Copy the code")
+    code = finished.page.locator("#sd-code .cm-content").inner_text()
+    compile(code, "copied", "exec")
+    assert "hf_specdec.enable()" in code
+    assert repr(SAID) in code
+    assert "drafter='prompt_lookup', num_draft_tokens=4" in code
+    link = finished.page.locator("#sd-link").locator("input, textarea").input_value()
+    assert link.startswith(finished.served.url + "?")
+    other = visit()
+    other.page.goto(link)
+    other.page.wait_for_function("text => document.querySelector('#sd-prompt textarea').value === text", arg=SAID)
+    assert other.page.locator("#sd-strategy input").input_value() == "prompt lookup"
+    assert other.number("sd-length").input_value() == "4"
+    assert other.number("sd-tokens").input_value() == "80"
+
+
+def test_wrong_values_in_a_link_are_left_out(visit: Callable[..., Visitor]) -> None:
+    visitor = visit().open(
+        family="nobody's", strategy="<b>", num_draft_tokens="1e9", temperature="nan", max_new_tokens="33",
+        chat="maybe", seed="-4", prompt="a <b>link</b>", other="1",
+    )  # fmt: skip
+    assert visitor.number("sd-tokens").input_value() == "33"
+    assert visitor.number("sd-temperature").input_value() == "0"
+    assert visitor.number("sd-length").input_value() == "0"
+    assert visitor.number("sd-seed").input_value() == "0"
+    assert visitor.page.locator("#sd-strategy input").input_value() == "automatic"
+    assert visitor.page.locator("#sd-chat input").is_checked()
+
+
+def test_stop_ends_a_run_and_frees_the_device(visit: Callable[..., Visitor], served: Served) -> None:
+    served.parrot.delay = 0.05
+    visitor = visit().open(prompt=LONG, strategy="none", max_new_tokens=250).run()
+    visitor.wait_text("sd-off")
+    assert visitor.page.locator("#sd-run").is_disabled()
+    visitor.page.click("#sd-stop")
+    visitor.ended()
+    assert visitor.headline.startswith("Ended early: stopped.")
+    partial = visitor.text("sd-off")
+    assert LONG.startswith(partial)
+    assert 0 < len(partial) < len(LONG)
+    assert "Ended early: stopped." in visitor.page.locator("#sd-off").inner_text()
+    served.wait_free(3.0)
+    served.parrot.delay = 0.0
+    visitor.run().wait_headline("same text: yes")
+    assert visitor.text("sd-on") == LONG
+
+
+def test_a_run_that_waits_can_be_stopped_and_asked_for_again(visit: Callable[..., Visitor], served: Served) -> None:
+    served.parrot.delay = 0.05
+    first = visit().open(prompt=LONG, strategy="none", max_new_tokens=250).run()
+    first.wait_text("sd-off")
+    second = visit().open(prompt="the one that is given up", strategy="none").run()
+    second.wait_headline("Waiting for the device")
+    second.page.click("#sd-stop")
+    second.ended()
+    assert second.headline == "Stopped before it began."
+    assert served.decodes
+    second.page.fill("#sd-prompt textarea", "the one that stays")
+    second.run().wait_headline("Waiting for the device")
+    served.parrot.delay = 0.0
+    first.page.click("#sd-stop")
+    second.wait_headline("same text: yes")
+    assert second.text("sd-on") == "the one that stays"
+    assert "the one" not in first.page.content()
+    first.run().wait_headline("same text: yes")
+    assert first.text("sd-on") == LONG
+    assert "abcdef" not in second.page.content()
+
+
+def test_a_page_that_is_closed_frees_the_device(visit: Callable[..., Visitor], served: Served) -> None:
+    served.parrot.delay = 0.05
+    gone = visit().open(prompt=LONG, strategy="none", max_new_tokens=250).run()
+    gone.wait_text("sd-off")
+    waits = visit().open(prompt="given up too", strategy="none").run()
+    waits.wait_headline("Waiting for the device")
+    waits.page.close()
+    gone.page.close()
+    served.wait_free(5.0)  # the run itself would take half a minute
+    served.parrot.delay = 0.0
+    time.sleep(0.3)
+    assert not served.decodes
+
+
+def test_two_visitors_at_once_get_their_own_answers(visit: Callable[..., Visitor], served: Served) -> None:
+    served.parrot.delay = 0.005
+    said = ("alpha " * 9, "omega " * 9)
+    visitors = [visit().open(prompt=each, strategy="none") for each in said]
+    for each in visitors:
+        each.run()
+    for each, own, foreign in zip(visitors, said, reversed(said), strict=True):
+        each.wait_headline("same text: yes")
+        assert each.text("sd-off") == each.text("sd-on") == own
+        assert foreign not in each.page.content()
+
+
+def test_a_full_queue_gives_the_buttons_back(visit: Callable[..., Visitor], served: Served) -> None:
+    served.parrot.delay = 0.05
+    http = httpx.Client(base_url=served.url, timeout=30)
+
+    def ask(prompt: str) -> str:
+        posted = http.post("gradio_api/call/compare", json={"data": [prompt, "", "none", 0, 0, 250, True, 0]})
+        event: str = posted.json()["event_id"]
+        return event
+
+    running = ask(LONG)
+    wait_for(lambda: served.decodes)
+    waiting = [ask("x") for _ in range(WAITING)]
+    visitor = visit().open(prompt="late", strategy="none").run()
+    visitor.wait_headline("try again in a minute")
+    visitor.ended()
+    served.parrot.delay = 0.0
+    for event in (running, *waiting):
+        http.get(f"gradio_api/call/compare/{event}")
+    visitor.run().wait_headline("same text: yes")
+    assert visitor.text("sd-on") == "late"
+    visitor.problems = [each for each in visitor.problems if "503" not in each]  # the refusal itself
+
+
+def test_what_fails_is_said_where_the_number_would_be(visit: Callable[..., Visitor], served: Served) -> None:
+    visitor = visit().open(prompt="it fails", strategy="none")
+    served.parrot.error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    visitor.run().ended()
+    assert visitor.page.get_by_role("alert").locator(".sd-stage").inner_text().startswith("There isn't enough memory")
+    served.parrot.error = None
+    visitor.page.fill("#sd-prompt textarea", "  ")
+    visitor.run().wait_headline("The prompt is empty")
+    visitor.ended()
+    visitor.page.fill("#sd-prompt textarea", "it works")
+    visitor.run().wait_headline("same text: yes")
+
+
+def test_hostile_text_stays_text_and_every_space_is_kept(visit: Callable[..., Visitor], served: Served) -> None:
+    visitor = visit()
+    for said in HOSTILE:
+        visitor.open(prompt=said, strategy="prompt_lookup", num_draft_tokens=3, max_new_tokens=200)
+        elements = visitor.page.evaluate("() => document.querySelectorAll('script, img, svg, h1').length")
+        visitor.run().wait_headline("same text: yes")
+        kept = said.replace("\r\n", "\n")  # as a form field gives it
+        assert visitor.text("sd-off") == visitor.text("sd-on") == kept
+        inside = "#sd-off :is(script, img, svg, h1, b:not([data-speed])), #sd-on :is(script, img, svg, h1)"
+        assert visitor.page.locator(inside).count() == 0
+        for name in ("One round", "Copy the code", "Runs of this session", "Figures"):
+            visitor.tab(name)
+        assert visitor.page.evaluate("() => document.querySelectorAll('h1, script').length") <= elements
+        assert visitor.page.evaluate("() => window.hit") is None
+        visitor.page.locator("#sd-on .sd-t").first.hover()
+    heights = visitor.page.locator("#sd-on .sd-text").evaluate("each => getComputedStyle(each).whiteSpace")
+    assert heights in ("pre-wrap", "break-spaces")
+
+
+def test_runs_are_listed_and_downloaded(finished: Visitor, served: Served) -> None:
+    page = finished.page
+    finished.run().ended()
+    finished.tab("Runs of this session")
+    page.locator("#sd-runs").get_by_text("own prompt").nth(1).wait_for()
+    rows = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as download:
+            page.click(f"#sd-{kind}")
+        assert download.value.suggested_filename == f"runs.{kind}"
+        rows[kind] = Path(download.value.path()).read_text(encoding="utf-8")
+    as_csv, as_json = list(csv.DictReader(io.StringIO(rows["csv"]))), json.loads(rows["json"])
+    assert [row["run"] for row in as_json] == [1, 2]
+    assert [str(row["on tokens/s"]) for row in as_json] == [row["on tokens/s"] for row in as_csv]
+    assert {row["same text"] for row in as_json} == {"yes"}
+    assert SAID not in rows["csv"] + rows["json"]
+
+
+def test_a_recorded_race_plays_at_once(visit: Callable[..., Visitor]) -> None:
+    if not traces():
+        pytest.skip("no run has been recorded")
+    visitor = visit().open()
+    assert visitor.page.locator(".sd-badge").inner_text() == "recorded"
+    visitor.page.wait_for_function("() => document.body.dataset.sdRace === 'running'")
+
+
+def test_a_phone_needs_no_sideways_scroll(visit: Callable[..., Visitor]) -> None:
+    visitor = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    visitor.open(
+        prompt="unbroken" * 30 + " 中文" * 20, strategy="prompt_lookup", max_new_tokens=300, num_draft_tokens=9
+    )
+    visitor.run().wait_headline("same text: yes")
+    for name in (None, *TABS):
+        if name and visitor.page.get_by_role("tab", name=name).is_visible():
+            visitor.tab(name)
+        assert visitor.page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    off, on = (visitor.page.locator(f"#{pane}").bounding_box() for pane in ("sd-off", "sd-on"))
+    assert on["y"] >= off["y"] + off["height"]
+    visitor.page.locator("#sd-on .sd-t").nth(40).tap()
+    box = visitor.page.locator("#sd-tip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_serious_finding_of_accessibility(visit: Callable[..., Visitor], theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    visitor = visit().open(prompt=SAID, strategy="prompt_lookup", num_draft_tokens=4, __theme=theme)
+    visitor.run().wait_headline("same text: yes")
+    visitor.page.wait_for_function("() => document.body.dataset.sdRace === 'done'")
+    found = {}
+    for name in TABS:
+        visitor.tab(name)
+        visitor.page.wait_for_timeout(300)
+        for each in axe.run(visitor.page).response["violations"]:
+            if each["impact"] in ("serious", "critical"):
+                found[name, each["id"]] = [node["html"][:300] for node in each["nodes"]]
+    assert found == {}
+
+
+def test_dark_is_dark(visit: Callable[..., Visitor]) -> None:
+    def brightness(theme: str) -> list[int]:
+        visitor = visit().open(__theme=theme)
+        colours: list[str] = visitor.page.evaluate(
+            """() => ['.sd-card', 'body', '.gradio-container'].map(name => {
+                const each = document.querySelector(name);
+                return each ? getComputedStyle(each).backgroundColor : '';
+            })"""
+        )
+        return [sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours[:2]]
+
+    light, dark = brightness("light"), brightness("dark")
+    assert min(light) > 600
+    assert max(dark) < 200
