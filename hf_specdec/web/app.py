@@ -35,6 +35,7 @@ CONTROLS = (
     "prompt", "family", "strategy", "num_draft_tokens", "temperature", "max_new_tokens", "chat", "seed",
 )  # fmt: skip
 OWN = "Your own prompt"
+WIDTHS = [60, 130, 160, 130, 90, 120, 80, 100, 100, 90, 80, 120, 130]  # of the columns of runs
 IDLE = gr.update(interactive=True), gr.update(interactive=False)  # the buttons Run and Stop
 
 Record = Callable[[str, RunSettings, Limits, str], Iterator[tuple[str, Comparison]]]
@@ -76,6 +77,8 @@ def theme() -> Any:
         block_title_background_fill="none", block_title_background_fill_dark="none", block_title_padding="0",
         block_title_text_color="*neutral_700", block_title_text_color_dark="*neutral_200",
         block_label_text_color="*neutral_700", block_label_text_color_dark="*neutral_200",
+        block_label_background_fill="none", block_label_background_fill_dark="none",
+        body_background_fill="*neutral_100", background_fill_primary="white",
         button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700", button_primary_text_color="white",
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
@@ -149,7 +152,7 @@ class _Page:
                         label="Link to these settings", elem_id="sd-link", buttons=["copy"], interactive=False
                     )
                 with gr.Tab("Runs of this session"):
-                    table = gr.Dataframe(elem_id="sd-runs", interactive=False, wrap=True)
+                    table = gr.Dataframe(elem_id="sd-runs", interactive=False, wrap=True, column_widths=WIDTHS)
                     with gr.Row():
                         as_csv = gr.DownloadButton("CSV", elem_id="sd-csv", interactive=False)
                         as_json = gr.DownloadButton("JSON", elem_id="sd-json", interactive=False)
@@ -161,7 +164,7 @@ class _Page:
             light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
             status = [headline, run, stop]
             example.input(self.choose, example, [prompt, controls[3], controls[4]], **light)
-            prompt.input(_example_of, prompt, example, **light)
+            prompt.change(_example_of, prompt, example, **light)
             turn = run.click(self.begin, None, status, **light).then(
                 self.run, [*prompt_and_controls, rows], shown, api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
@@ -242,7 +245,7 @@ class _Page:
         """What didn't get into the queue doesn't run; Gradio has said why."""
         if events := self.stops.get(str(request.session_hash)):
             events.pop()
-        return panes.problem("This run didn't come to its end. Too many may be waiting: try again in a minute."), *IDLE
+        return panes.problem("This run couldn't be made. Too many may be waiting: try again in a minute."), *IDLE
 
     def leave(self, request: gr.Request) -> None:
         """A closed page frees the device."""
@@ -259,10 +262,12 @@ class _Page:
         found: Comparison | None = None
         events = self.stops.get(str(request.session_hash))
         if not events:
+            yield nothing
             return
         stop = events[0]
         try:
-            if stop.is_set():
+            if stop.is_set():  # while it waited; what it ends with must change nothing
+                yield nothing
                 return
             self.running = stop
             settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))

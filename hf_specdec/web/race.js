@@ -52,6 +52,7 @@
       tip = document.createElement("div");
       tip.id = "sd-tip";
       tip.setAttribute("role", "tooltip");
+      tip.setAttribute("aria-live", "polite"); // the arrow keys move no focus that a screen reader could follow
       document.body.append(tip);
     }
     document.querySelectorAll(".sd-active").forEach((each) => each.classList.remove("sd-active"));
@@ -59,6 +60,10 @@
     if (!token) return;
     token.classList.add("sd-active");
     tip.textContent = token.dataset.tip;
+    moveTo(token);
+  }
+
+  function moveTo(token) {
     const place = token.getBoundingClientRect();
     const left = Math.max(4, Math.min(place.left, window.innerWidth - tip.offsetWidth - 4));
     const above = place.top - tip.offsetHeight - 6;
@@ -69,7 +74,12 @@
   const tokenAt = (event) => (event.target instanceof Element ? event.target.closest(".sd-text .sd-t[data-tip]") : null);
   document.addEventListener("mouseover", (event) => about(tokenAt(event)));
   document.addEventListener("click", (event) => about(tokenAt(event)));
-  document.addEventListener("scroll", () => about(null), true);
+  document.addEventListener("scroll", () => {
+    const token = document.querySelector(".sd-active");
+    if (token) moveTo(token);
+    else if (tip) tip.hidden = true;
+  }, true);
+  document.addEventListener("focusout", () => about(null));
   document.addEventListener("keydown", (event) => {
     const text = event.target instanceof Element ? event.target.closest(".sd-text") : null;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -77,7 +87,9 @@
     if (!text || !step) return;
     const tokens = [...text.querySelectorAll(".sd-t")];
     const now = tokens.findIndex((token) => token.classList.contains("sd-active"));
-    about(tokens[Math.max(0, Math.min(tokens.length - 1, now + step))]);
+    const token = tokens[Math.max(0, Math.min(tokens.length - 1, now + step))];
+    token.scrollIntoView({ block: "nearest" });
+    about(token);
     event.preventDefault();
   });
 

@@ -32,7 +32,7 @@ HOSTILE = [
     "${window.hit = 1} ${alert(1)} {{1+1}} {{{value}}} #{1} <%= 1 %>",
     "\"' data-x=\" onmouseover=alert(1) x=' </span></div></textarea></style><h1>big</h1>",
     "&lt;b&gt; &amp;amp; &#13; <!-- --> ]]> \\u003cb\\u003e javascript:alert(1)",
-    "\n\n\tTabs\tand   runs  of    spaces \r\n and the end  \n",
+    "\n\n\tTabs\tand   runs  of    spaces \n\n and the end  \n",
     "😀👩‍👩‍👧 مرحبا שלום \u202eabc\u202c e\u0301 中文",
 ]
 
@@ -60,8 +60,8 @@ class Visitor:
         self.page.wait_for_selector("#sd-run")
         if prompt := settings.get("prompt"):
             self.page.wait_for_function(
-                "text => document.querySelector('#sd-prompt textarea').value === text",
-                arg=prompt.replace("\r\n", "\n"),
+                "text => document.querySelector('#sd-prompt textarea')?.value === text",
+                arg=prompt,
             )
         return self
 
@@ -149,7 +149,7 @@ def test_the_page_opens_fast_and_asks_nobody_else(
     assert visitor.page.get_by_role("option").count() == len(examples()) + 1
     visitor.page.get_by_role("option", name=examples()[-1].title).click()
     visitor.page.wait_for_function(
-        "text => document.querySelector('#sd-prompt textarea').value === text", arg=examples()[-1].text
+        "text => document.querySelector('#sd-prompt textarea')?.value === text", arg=examples()[-1].text
     )
     assert float(visitor.number("sd-temperature").input_value()) == examples()[-1].temperature
     visitor.page.fill("#sd-prompt textarea", "something else")
@@ -195,6 +195,7 @@ def test_every_token_has_a_tooltip_for_mouse_finger_and_keys(finished: Visitor) 
     assert re.fullmatch(r"token \d+, at \d+\.\d\d s, probability \d+%", tip.inner_text())
     page.mouse.move(5, 5)
     page.locator("#sd-on .sd-text").focus()
+    tip.wait_for(state="hidden")
     said = []
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
         page.keyboard.press(key)
@@ -250,7 +251,7 @@ def test_the_code_to_copy_is_python_and_the_link_opens_the_same(
     assert link.startswith(finished.served.url + "?")
     other = visit()
     other.page.goto(link)
-    other.page.wait_for_function("text => document.querySelector('#sd-prompt textarea').value === text", arg=SAID)
+    other.page.wait_for_function("text => document.querySelector('#sd-prompt textarea')?.value === text", arg=SAID)
     assert other.page.locator("#sd-strategy input").input_value() == "prompt lookup"
     assert other.number("sd-length").input_value() == "4"
     assert other.number("sd-tokens").input_value() == "80"
@@ -372,22 +373,29 @@ def test_what_fails_is_said_where_the_number_would_be(visit: Callable[..., Visit
 
 
 def test_hostile_text_stays_text_and_every_space_is_kept(visit: Callable[..., Visitor], served: Served) -> None:
-    visitor = visit()
+    visitor = visit().open(prompt=HOSTILE[0], strategy="prompt_lookup", num_draft_tokens=3, max_new_tokens=200)
+    page = visitor.page
+    made = "() => document.querySelectorAll('h1, script, style, iframe, [onmouseover], [onerror], [data-x]').length"
+    before = page.evaluate(made)
     for said in HOSTILE:
-        visitor.open(prompt=said, strategy="prompt_lookup", num_draft_tokens=3, max_new_tokens=200)
-        elements = visitor.page.evaluate("() => document.querySelectorAll('script, img, svg, h1').length")
-        visitor.run().wait_headline("same text: yes")
-        kept = said.replace("\r\n", "\n")  # as a form field gives it
-        assert visitor.text("sd-off") == visitor.text("sd-on") == kept
-        inside = "#sd-off :is(script, img, svg, h1, b:not([data-speed])), #sd-on :is(script, img, svg, h1)"
-        assert visitor.page.locator(inside).count() == 0
-        for name in ("One round", "Copy the code", "Runs of this session", "Figures"):
+        page.fill("#sd-prompt textarea", said)
+        visitor.run()
+        page.wait_for_function(
+            "text => ['sd-off', 'sd-on'].every(pane => [...document.querySelectorAll(`#${pane} .sd-t`)]"
+            ".map(each => each.textContent).join('') === text)", arg=said,
+        )  # fmt: skip
+        visitor.ended()
+        assert "same text: yes" in visitor.headline
+        assert page.locator("#sd-off :is(img, svg, h1), #sd-on :is(img, svg, h1)").count() == 0
+        for name in TABS:
             visitor.tab(name)
-        assert visitor.page.evaluate("() => document.querySelectorAll('h1, script').length") <= elements
-        assert visitor.page.evaluate("() => window.hit") is None
-        visitor.page.locator("#sd-on .sd-t").first.hover()
-    heights = visitor.page.locator("#sd-on .sd-text").evaluate("each => getComputedStyle(each).whiteSpace")
-    assert heights in ("pre-wrap", "break-spaces")
+        assert page.evaluate(made) == before
+        assert page.evaluate("() => window.hit") is None
+    assert page.locator("#sd-on .sd-text").evaluate("each => getComputedStyle(each).whiteSpace") == "pre-wrap"
+    page.reload()
+    page.goto(visitor.served.url + "?" + urlencode({"prompt": HOSTILE[0]}))
+    page.wait_for_function("() => document.querySelector('#sd-prompt textarea')?.value.startsWith('<script>')")
+    assert page.evaluate("() => window.hit") is None
 
 
 def test_runs_are_listed_and_downloaded(finished: Visitor, served: Served) -> None:
@@ -447,19 +455,19 @@ def test_no_serious_finding_of_accessibility(visit: Callable[..., Visitor], them
         for each in axe.run(visitor.page).response["violations"]:
             if each["impact"] in ("serious", "critical"):
                 found[name, each["id"]] = [node["html"][:300] for node in each["nodes"]]
-    assert found == {}
+    assert found == {}, json.dumps([[*map(str, key), *value] for key, value in found.items()], indent=1)
 
 
 def test_dark_is_dark(visit: Callable[..., Visitor]) -> None:
     def brightness(theme: str) -> list[int]:
         visitor = visit().open(__theme=theme)
         colours: list[str] = visitor.page.evaluate(
-            """() => ['.sd-card', 'body', '.gradio-container'].map(name => {
+            """() => ['.sd-card', 'gradio-app'].map(name => {
                 const each = document.querySelector(name);
                 return each ? getComputedStyle(each).backgroundColor : '';
             })"""
         )
-        return [sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours[:2]]
+        return [sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours]
 
     light, dark = brightness("light"), brightness("dark")
     assert min(light) > 600
