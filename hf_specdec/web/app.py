@@ -35,7 +35,7 @@ CONTROLS = (
     "prompt", "family", "strategy", "num_draft_tokens", "temperature", "max_new_tokens", "chat", "seed",
 )  # fmt: skip
 OWN = "Your own prompt"
-WIDTHS = [60, 130, 160, 130, 90, 120, 80, 100, 100, 90, 80, 120, 130]  # of the columns of runs
+WIDTHS = [50, 100, 140, 120, 75, 110, 75, 90, 90, 90, 60, 110, 105]  # of the columns of runs
 IDLE = gr.update(interactive=True), gr.update(interactive=False)  # the buttons Run and Stop
 
 Record = Callable[[str, RunSettings, Limits, str], Iterator[tuple[str, Comparison]]]
@@ -115,9 +115,9 @@ class _Page:
                         max_length=self.limits.prompt_characters,
                     )  # fmt: skip
                     with gr.Row():
-                        run = gr.Button("Run off, then on", variant="primary", elem_id="sd-run")
-                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False)
-                        race = gr.Button("Replay race", elem_id="sd-race")
+                        run = gr.Button("Run off, then on", variant="primary", elem_id="sd-run", min_width=90)
+                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=90)
+                        race = gr.Button("Replay race", elem_id="sd-race", min_width=90)
                 with gr.Column(scale=2):
                     controls = self._controls(first)
             headline = gr.HTML(panes.headline(trace, recorded=recorded), elem_id="sd-headline")
@@ -172,7 +172,8 @@ class _Page:
             turn.success(None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)")
             turn.failure(self.refused, None, status, **light)
             stop.click(self.stop, None, status, **light)
-            race.click(None, js="() => window.hfSpecdec.play()")
+            run.click(None, js="() => window.hfSpecdec.look()")
+            race.click(None, js="() => (window.hfSpecdec.look(), window.hfSpecdec.play())")
             number.change(self.show_round, [last, number], view, **light)
             page.load(self.from_link, None, [*prompt_and_controls, example], **light).then(
                 None, js="() => window.hfSpecdec.play(true)"
@@ -193,10 +194,10 @@ class _Page:
             with gr.Row():
                 family = gr.Dropdown(
                     [(each.title, name) for name, each in self.families.items()], value=key, label="Model",
-                    elem_id="sd-family", min_width=140,
+                    elem_id="sd-family", min_width=160,
                 )  # fmt: skip
                 strategy = gr.Dropdown(
-                    strategies, value="auto", label="Strategy", elem_id="sd-strategy", min_width=140
+                    strategies, value="auto", label="Strategy", elem_id="sd-strategy", min_width=160
                 )
             length = gr.Slider(
                 0, MOST_DRAFT_TOKENS, value=0, step=1, label="Draft tokens a round (0: automatic)", elem_id="sd-length"

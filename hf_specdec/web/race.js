@@ -93,5 +93,12 @@
     event.preventDefault();
   });
 
-  window.hfSpecdec = { play };
+  // On a phone the panes are far below the button.
+  function look() {
+    const headline = document.getElementById("sd-headline");
+    const { top, bottom } = headline.getBoundingClientRect();
+    if (top < 0 || bottom > window.innerHeight) headline.scrollIntoView();
+  }
+
+  window.hfSpecdec = { play, look };
 })();

@@ -437,6 +437,7 @@ def test_a_phone_needs_no_sideways_scroll(visit: Callable[..., Visitor]) -> None
         prompt="unbroken" * 30 + " 中文" * 20, strategy="prompt_lookup", max_new_tokens=300, num_draft_tokens=9
     )
     visitor.run().wait_headline("same text: yes")
+    assert 0 <= visitor.page.locator("#sd-headline").bounding_box()["y"] < 844
     for name in (None, *TABS):
         if name and visitor.page.get_by_role("tab", name=name).is_visible():
             visitor.tab(name)
