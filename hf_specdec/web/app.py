@@ -35,7 +35,7 @@ CONTROLS = (
     "prompt", "family", "strategy", "num_draft_tokens", "temperature", "max_new_tokens", "chat", "seed",
 )  # fmt: skip
 OWN = "Your own prompt"
-WIDTHS = [50, 100, 140, 120, 75, 110, 75, 90, 90, 90, 60, 110, 105]  # of the columns of runs
+WIDTHS: list[str | int] = [50, 100, 140, 120, 75, 110, 75, 90, 90, 90, 60, 110, 105]  # of the columns of runs
 IDLE = gr.update(interactive=True), gr.update(interactive=False)  # the buttons Run and Stop
 
 Record = Callable[[str, RunSettings, Limits, str], Iterator[tuple[str, Comparison]]]
