@@ -1,6 +1,7 @@
 """Runs on a ZeroGPU Space, where a GPU is there only in a forked worker, for a time that is asked for in advance.
 
-What goes to the worker and comes back is pickled, and of its errors only the message of a `gr.Error` arrives.
+What goes to the worker and comes back is pickled. An error that leaves the worker ends it and loses its type, so ours
+come as values.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -44,19 +46,29 @@ def on_zerogpu(gpu: Callable[..., Any]) -> Callable[[Record], Record]:
     """
 
     def wrap(record: Record) -> Record:
-        def task(key: str, settings: RunSettings, limits: Limits, title: str) -> Iterator[tuple[str, Comparison]]:
+        def task(
+            key: str, settings: RunSettings, limits: Limits, title: str
+        ) -> Iterator[tuple[str, Comparison | None]]:
             try:
                 yield from record(key, settings, replace(limits, seconds=side_seconds(settings, limits)), title)
             except SpecDecError as error:
-                raise gr.Error(str(error), print_exception=False) from error
+                yield str(error), None
 
         worker = gpu(duration=duration)(task)
 
         def run(key: str, settings: RunSettings, limits: Limits, title: str) -> Iterator[tuple[str, Comparison]]:
+            problem = ""
             try:
-                yield from worker(key, settings, limits, title)
-            except gr.Error as error:  # ours, or ZeroGPU's own: no quota left, no GPU free
+                with closing(worker(key, settings, limits, title)) as steps:
+                    for stage, found in steps:
+                        if found is None:
+                            problem = stage
+                        else:
+                            yield stage, found
+            except gr.Error as error:  # ZeroGPU's own: no quota left, no GPU free
                 raise SpecDecError(TAG.sub("", str(error.message))) from error
+            if problem:
+                raise SpecDecError(problem)
 
         return run
 
