@@ -26,6 +26,7 @@ from ..stats import StepEvent
 from ..tools.differences import find_difference
 from ..tools.loading import LoadedModel, encode_prompt
 from ..tools.timing import now
+from ..tools.trials import transformers_alone
 from .detokenizer import Detokenizer
 from .models import Family, conditions
 from .settings import Limits, RunSettings
@@ -61,25 +62,38 @@ def record(
     """
     found = Comparison(Side(), Side(), _public(settings), family.name, "", title=title)
     yield "loading", found
-    with _DEVICE:
-        loaded, draft = family.load()
-        found.conditions = conditions(loaded, family.dtype)
-        runner = _Runner(loaded, draft, settings, limits)
-        if settings.strategy not in family.warmed:
-            yield "warm-up", found
-            runner.warm_up()
-            family.warmed.add(settings.strategy)
-        for stage, side in (("off", found.off), ("on", found.on)):
-            most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
-            for _ in runner.run(side, stage == "on", most):
-                yield stage, found
-        yield "checking", found
-        if found.complete:
-            runner.compare(found)
-        for side in (found.off, found.on):
-            if side.tokens:
-                runner.add_probabilities(side)
+    try:
+        with _DEVICE:
+            yield from _recorded(family, settings, limits, found)
+    except SpecDecError:
+        raise
+    except Exception as error:
+        raise _explained(error, settings) from error
     yield "done", found
+
+
+def _recorded(
+    family: Family, settings: RunSettings, limits: Limits, found: Comparison
+) -> Iterator[tuple[str, Comparison]]:
+    """What `record` does while it has the device."""
+    loaded, draft = family.load()
+    found.conditions = conditions(loaded, family.dtype)
+    found.settings["chat"] = settings.chat and loaded.tokenizer.chat_template is not None
+    runner = _Runner(loaded, draft, settings, limits)
+    if settings.strategy not in family.warmed:
+        yield "warm-up", found
+        runner.warm_up()
+        family.warmed.add(settings.strategy)
+    for stage, side in (("off", found.off), ("on", found.on)):
+        most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
+        for _ in runner.run(side, stage == "on", most):
+            yield stage, found
+    yield "checking", found
+    if found.complete:
+        runner.compare(found)
+    for side in (found.off, found.on):
+        if side.tokens:
+            runner.add_probabilities(side)
 
 
 def _public(settings: RunSettings) -> dict[str, Any]:
@@ -147,17 +161,10 @@ class _Runner:
         """Let both sides do once what only the first call does."""
         for speculative in (False, True):
             until = _Until(self.limits.seconds)
-            try:
-                self._generate(speculative, WARM_UP_TOKENS, until, lambda ids: None, lambda event: None)
-            except Exception as error:
-                raise _explained(error, self.settings) from error
+            self._generate(speculative, WARM_UP_TOKENS, until, lambda ids: None, lambda event: None)
 
     def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
-        """Decode in a thread, and fill the side; yields now and then, and at the end.
-
-        Raises:
-            SpecDecError: If it fails.
-        """
+        """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         until = _Until(self.limits.seconds)
         words = Detokenizer(self.loaded.tokenizer)
@@ -196,7 +203,7 @@ class _Runner:
         finally:
             until.end = 0.0  # if whoever watched has gone, the device is free a token later
             thread.join()
-        side.cut = until.reason
+        side.cut = until.reason if len(side.tokens) < most else ""
 
     def compare(self, found: Comparison) -> None:
         """Say where the texts part, if they do."""
@@ -239,7 +246,8 @@ class _Runner:
                 noise = CoupledNoise(settings.seed, self.prompt)
                 warpers = [TemperatureLogitsWarper(settings.temperature), noise]
                 options["logits_processor"] = LogitsProcessorList(warpers)
-            model.generate(**self.inputs, **options)
+            with transformers_alone():
+                model.generate(**self.inputs, **options)
             return {}
         if settings.temperature:
             options |= {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
@@ -268,7 +276,7 @@ class _Runner:
         """Put what the thread sent into the side."""
         if isinstance(what, BaseException):
             side.done = True
-            raise _explained(what, self.settings) from what
+            raise what
         if isinstance(what, dict):
             side.stats, side.seconds, side.done = what, at, True
             if side.tokens:
@@ -280,8 +288,8 @@ class _Runner:
 
     def _take_round(self, side: Side, words: Detokenizer, at: float, event: StepEvent) -> None:
         drafted, accepted, emitted, source = (
-            event.drafted[0], event.accepted[0], event.emitted[0], event.source[0],
-        )  # fmt: skip
+            event.drafted[0], min(event.accepted[0], len(event.emitted[0])), event.emitted[0], event.source[0],
+        )  # fmt: skip  # what stood behind the answer's end was not kept
         is_tree = TREES in source
         own = "plain" if not drafted else "own" if is_tree else "bonus" if accepted == len(drafted) else "corrected"
         first = len(side.tokens)
@@ -294,7 +302,7 @@ class _Runner:
         side.rounds.append(Round(event.step, source, texts, accepted, first, len(emitted), at, is_tree=is_tree))
 
 
-def _explained(error: BaseException, settings: RunSettings) -> SpecDecError:
+def _explained(error: Exception, settings: RunSettings) -> SpecDecError:
     """An error of the run, as visitors should read it."""
     text = str(error)
     if (
@@ -308,6 +316,4 @@ def _explained(error: BaseException, settings: RunSettings) -> SpecDecError:
             f"There isn't enough memory for this prompt and {settings.max_new_tokens} new tokens. "
             f"Try a shorter prompt, or {max(settings.max_new_tokens // 2, 1)} new tokens."
         )
-    if isinstance(error, SpecDecError):
-        return error
     return SpecDecError(f"The run failed: {type(error).__name__}: {text.partition(chr(10))[0][:300]}")
