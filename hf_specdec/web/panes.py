@@ -206,7 +206,7 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
             verdicts.append(_chip(text, "tree", ""))
         elif place < one.accepted:
             verdicts.append(_chip(text, "yes", "✓ accepted"))
-        elif place == one.accepted:
+        elif place == one.accepted and own:
             chance = "" if one.rejected is None else f", probability {one.rejected:.0%}"
             verdicts.append(_chip(text, "no", f"✗ refused{chance}"))
         else:
@@ -219,9 +219,9 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
     if one.is_tree:
         kept = "".join(_chip(token.text, "yes", "✓ accepted") for token in new[: one.accepted])
         steps.append(f"<li>The longest branch that the target would have written: {one.accepted} tokens. {kept}</li>")
-    elif one.accepted < len(one.drafted):
+    elif one.accepted < len(one.drafted) and own:
         steps.append(f"<li>First divergence: token {one.accepted + 1} of the draft. {one.accepted} are kept.</li>")
-    else:
+    elif own:
         steps.append("<li>No divergence: all are kept.</li>")
     if own:
         name = "Bonus token" if own[-1].kind == "bonus" else "The target's own token"
