@@ -33,8 +33,9 @@ LAYERS = {
     "hf_specdec.auto": 7,
     "hf_specdec.training": 7,
     "hf_specdec.tools": 7,
-    "hf_specdec.cli": 8,
-    "hf_specdec.__main__": 9,
+    "hf_specdec.web": 8,
+    "hf_specdec.cli": 9,
+    "hf_specdec.__main__": 10,
 }
 MAY_TOUCH_PRIVATE_PARTS = {"engine/compat.py", "engine/cache.py", "hook.py", "outputs.py"}
 INTERNAL_MODULES = ("transformers.cache_utils", "transformers.generation.utils")
@@ -150,6 +151,12 @@ def imported_by(statement: str) -> set[str]:
 
 def test_command_line_starts_without_torch() -> None:
     assert not imported_by("import hf_specdec.cli") & {"torch", "transformers", "numpy"}
+
+
+def test_page_starts_without_gradio() -> None:
+    """Only the page itself needs the extra `web`; what it shows and records doesn't."""
+    parts = ("examples", "explain", "models", "panes", "recording", "settings", "timeline")
+    assert "gradio" not in imported_by(f"from hf_specdec.web import {', '.join(parts)}")
 
 
 def test_import_patches_nothing() -> None:
