@@ -22,7 +22,7 @@ import hf_specdec
 from ..config import SpecConfig
 from ..engine.noise import Noise, row_keys
 from ..errors import SpecDecError
-from ..stats import StepEvent
+from ..stats import SpecStats, StepEvent
 from ..tools.differences import find_difference
 from ..tools.loading import LoadedModel, encode_prompt
 from ..tools.timing import now
@@ -122,8 +122,10 @@ class _Until(StoppingCriteria):  # type: ignore[misc]
 
     def __init__(self, seconds: float) -> None:
         self.end, self.reason = time.monotonic() + seconds, ""
+        self.times = list[float]()  # of every token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
         if time.monotonic() > self.end:
             self.reason = "time limit"
         return torch.full((input_ids.shape[0],), bool(self.reason), device=input_ids.device)
@@ -161,7 +163,7 @@ class _Runner:
         """Let both sides do once what only the first call does."""
         for speculative in (False, True):
             until = _Until(self.limits.seconds)
-            self._generate(speculative, WARM_UP_TOKENS, until, lambda ids: None, lambda event: None)
+            self._generate(speculative, WARM_UP_TOKENS, until, lambda at, what: None)
 
     def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
         """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
@@ -175,10 +177,7 @@ class _Runner:
 
         def work() -> None:
             try:
-                stats = self._generate(
-                    speculative, most, until,
-                    lambda ids: news.put((seconds(), ids)), lambda event: news.put((seconds(), event)),
-                )  # fmt: skip
+                stats = self._generate(speculative, most, until, lambda at, what: news.put((at - start, what)))
                 news.put((now(self.loaded.model.device) - start, stats))
             except BaseException as error:
                 news.put((seconds(), error))
@@ -234,14 +233,20 @@ class _Runner:
                 each.rejected = round(float(probabilities[at, refused]), 4)
 
     def _generate(
-        self, speculative: bool, most: int, until: _Until, take: Callable[[list[int]], None],
-        on_step: Callable[[StepEvent], None],
-    ) -> dict[str, Any]:  # fmt: skip
-        """One answer, at once; returns `SpecStats.to_dict()`, empty without speculation."""
+        self, speculative: bool, most: int, until: _Until, tell: Callable[[float, Any], None]
+    ) -> dict[str, Any]:
+        """One answer, at once; returns `SpecStats.to_dict()`, empty without speculation.
+
+        Args:
+            speculative: Which side.
+            most: Most tokens.
+            until: When to stop.
+            tell: Given the time and what there is: new ids, or a round's `StepEvent`.
+        """
         options: dict[str, Any] = {"max_new_tokens": most, "stopping_criteria": StoppingCriteriaList([until])}
         settings, model = self.settings, self.loaded.model
         if not speculative:
-            options |= {"do_sample": False, "streamer": _Listener(take)}
+            options |= {"do_sample": False, "streamer": _Listener(lambda ids: tell(time.perf_counter(), ids))}
             if settings.temperature:
                 noise = CoupledNoise(settings.seed, self.prompt)
                 warpers = [TemperatureLogitsWarper(settings.temperature), noise]
@@ -253,11 +258,15 @@ class _Runner:
             options |= {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
         else:
             options["do_sample"] = False
-        output = hf_specdec.generate(
-            model, **self.inputs, **options, speculative=self._config(on_step), return_dict_in_generate=True
-        )
-        stats: dict[str, Any] = output.spec_stats.to_dict()
-        return stats
+        config = self._config(lambda event: tell(time.perf_counter(), event))
+        output = hf_specdec.generate(model, **self.inputs, **options, speculative=config, return_dict_in_generate=True)
+        off = SpecStats(fallback_reason="HF_SPECDEC_DISABLE is set")
+        stats = getattr(output, "spec_stats", None) or off
+        if not stats.num_target_forwards:  # decoded plainly, so there were no rounds to tell of
+            for at, id in zip(until.times, output.sequences[0, len(self.prompt) :].tolist(), strict=False):
+                tell(at, [id])
+        shown: dict[str, Any] = stats.to_dict()
+        return shown
 
     def _config(self, on_step: Callable[[StepEvent], None]) -> SpecConfig:
         settings = self.settings

@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tokenizer = byte_tokenizer()
     end = tokenizer.eos_token_id
     pair = exact_pair(
-        layers=2, noise=0.7, vocab_size=len(tokenizer), eos_token_id=end, pad_token_id=end, bos_token_id=None
+        layers=2, noise=0.3, vocab_size=len(tokenizer), eos_token_id=end, pad_token_id=end, bos_token_id=None
     )
     found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("draft")
     for model, folder in zip(pair, found, strict=True):
