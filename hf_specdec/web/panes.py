@@ -232,7 +232,7 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
 
 
 def _chip(text: str, kind: str, note: str) -> str:
-    shown = text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+    shown = text.replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
     small = f" <small>{escape(note)}</small>" if note else ""
     return f'<span class="sd-chip sd-chip-{kind}"><bdi>{escape(shown)}</bdi>{small}</span>'
 
