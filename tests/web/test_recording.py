@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,23 +42,37 @@ def _nothing_left_running() -> Iterator[None]:
     assert is_idle()
 
 
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[StepEvent]:
-    """The rounds as our loop reports them."""
-    found: list[StepEvent] = []
+@dataclass(frozen=True)
+class Run:
+    """A run, and the rounds as our loop reported them."""
+
+    found: Comparison
+    events: list[StepEvent]
+
+
+@pytest.fixture(scope="module")
+def run(family: Family) -> Callable[..., Run]:
+    """Runs that tests share; they only look at them."""
     generate = hf_specdec.generate
 
-    def listening(model: Any, *, speculative: Any, **options: Any) -> Any:
-        found.clear()  # of the warm-up
+    @cache
+    def once(**given: Any) -> Run:
+        events: list[StepEvent] = []
 
-        def on_step(event: StepEvent) -> None:
-            found.append(event)
-            speculative.on_step(event)
+        def listening(model: Any, *, speculative: Any, **options: Any) -> Any:
+            events.clear()  # of the warm-up
 
-        return generate(model, speculative=replace(speculative, on_step=on_step), **options)
+            def on_step(event: StepEvent) -> None:
+                events.append(event)
+                speculative.on_step(event)
 
-    monkeypatch.setattr(hf_specdec, "generate", listening)
-    return found
+            return generate(model, speculative=replace(speculative, on_step=on_step), **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hf_specdec, "generate", listening)
+            return Run(recorded(family, **given), events)
+
+    return once
 
 
 def is_idle() -> bool:
@@ -79,8 +94,8 @@ def before_forward(family: Family, call: Callable[[], None]) -> None:
 
 class TestText:
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_greedy(self, family: Family, strategy: str) -> None:
-        found = recorded(family, strategy=strategy)
+    def test_greedy(self, family: Family, run: Callable[..., Run], strategy: str) -> None:
+        found = run(strategy=strategy).found
         loaded, _ = family.load()
         inputs = encode_prompt(loaded, PROMPT)
         plain = loaded.model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs["input_ids"].shape[1] :]
@@ -96,19 +111,14 @@ class TestText:
         assert found.on.stats["fallback_reason"] is None
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_sampled(self, family: Family, strategy: str) -> None:
-        found = recorded(family, strategy=strategy, **HOT)
+    def test_sampled(self, run: Callable[..., Run], strategy: str) -> None:
+        found = run(strategy=strategy, **HOT).found
         assert ids(found.off) == ids(found.on)
         assert found.same_text
 
-    def test_seed_and_temperature_matter(self, family: Family) -> None:
-        given = [HOT, HOT | {"seed": 6}, HOT | {"temperature": 1.7}, {}]
-        texts = {tuple(ids(recorded(family, strategy="none", **each).off)) for each in given}
-        assert len(texts) == len(given)
-
-    def test_chat_template(self, family: Family) -> None:
-        texts = {tuple(ids(recorded(family, strategy="none", chat=chat).off)) for chat in (True, False)}
-        assert len(texts) == 2
+    def test_seed_temperature_and_template_matter(self, run: Callable[..., Run]) -> None:
+        given = [HOT, HOT | {"seed": 6}, HOT | {"temperature": 1.7}, {}, {"chat": False}]
+        assert len({tuple(ids(run(strategy="none", **each).found.off)) for each in given}) == len(given)
 
     def test_no_chat_template(self, tmp_path: Path) -> None:
         """Then the prompt goes as it is, and the settings say so: the page's lines follow them."""
@@ -134,22 +144,22 @@ class TestText:
 
 
 class TestRounds:
-    def test_drafts_of_all_fates_are_there(self, family: Family) -> None:
+    def test_drafts_of_all_fates_are_there(self, run: Callable[..., Run]) -> None:
         """Else the tests below would show nothing."""
-        kinds = {token.kind for token in recorded(family, strategy="draft_model", num_draft_tokens=2).on.tokens}
-        assert kinds == {"plain", "accepted", "bonus", "corrected"}
-        assert {"own", "accepted"} <= {
-            token.kind for token in recorded(family, strategy="recycling", num_draft_tokens=4).on.tokens
-        }
+        chains, trees = (run(strategy=name, num_draft_tokens=4).found.on for name in ("draft_model", "recycling"))
+        assert {token.kind for token in chains.tokens} == {"plain", "accepted", "bonus", "corrected"}
+        assert {token.kind for token in trees.tokens} >= {"own", "accepted"}
 
     @pytest.mark.parametrize("given", [{}, HOT], ids=["greedy", "sampled"])
     @pytest.mark.parametrize("length", [0, 4])
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_against_the_loop(
-        self, family: Family, events: list[StepEvent], strategy: str, length: int, given: dict[str, Any]
+        self, family: Family, run: Callable[..., Run], strategy: str, length: int, given: dict[str, Any]
     ) -> None:
-        found = recorded(family, strategy=strategy, num_draft_tokens=length, **given)
-        side, decode = found.on, family.load()[0].tokenizer.decode
+        one = (
+            run(strategy=strategy, **given) if not length else run(strategy=strategy, num_draft_tokens=length, **given)
+        )
+        events, side, decode = one.events, one.found.on, family.load()[0].tokenizer.decode
         kinds, sources, steps = list[str](), list[str](), list[int]()
         for event in events:
             drafted, emitted, source = event.drafted[0], event.emitted[0], event.source[0]
@@ -175,8 +185,8 @@ class TestRounds:
         assert sum(len(each.drafted) for each in side.rounds) == side.stats["num_draft_tokens"]
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_rounds_cover_the_tokens(self, family: Family, strategy: str) -> None:
-        side = recorded(family, strategy=strategy).on
+    def test_rounds_cover_the_tokens(self, run: Callable[..., Run], strategy: str) -> None:
+        side = run(strategy=strategy, num_draft_tokens=4).found.on
         at = 0
         for each in side.rounds:
             assert each.first == at
@@ -204,8 +214,8 @@ class TestRounds:
         assert side.rounds[0].rejected is None
 
     @pytest.mark.parametrize("strategy", ["none", "draft_model", "recycling"])
-    def test_times(self, family: Family, strategy: str) -> None:
-        found = recorded(family, strategy=strategy)
+    def test_times(self, run: Callable[..., Run], strategy: str) -> None:
+        found = run(strategy=strategy).found
         for side in (found.off, found.on):
             times = [token.seconds for token in side.tokens]
             assert times == sorted(times)
@@ -218,8 +228,9 @@ class TestRounds:
 
 class TestProbabilities:
     @pytest.mark.parametrize("given", [{}, HOT], ids=["greedy", "sampled"])
-    def test_against_single_forwards(self, family: Family, events: list[StepEvent], given: dict[str, Any]) -> None:
-        found = recorded(family, strategy="draft_model", num_draft_tokens=3, **given)
+    def test_against_single_forwards(self, family: Family, run: Callable[..., Run], given: dict[str, Any]) -> None:
+        one = run(strategy="draft_model", num_draft_tokens=4, **given)
+        found, events = one.found, one.events
         loaded, _ = family.load()
         text = encode_prompt(loaded, PROMPT)["input_ids"][0].tolist()
         rows = []
@@ -241,8 +252,8 @@ class TestProbabilities:
                 assert each.rejected is None
         assert refused
 
-    def test_trees_have_no_first_refused_token(self, family: Family) -> None:
-        rounds = recorded(family, strategy="recycling", num_draft_tokens=4).on.rounds
+    def test_trees_have_no_first_refused_token(self, run: Callable[..., Run]) -> None:
+        rounds = run(strategy="recycling", num_draft_tokens=4).found.on.rounds
         assert any(each.is_tree for each in rounds)
         assert all(each.rejected is None for each in rounds)
 
@@ -250,7 +261,7 @@ class TestProbabilities:
 class TestNoise:
     """Plain `generate` with our noise samples from softmax(logits / temperature), through the options that it is given."""
 
-    V, N, TEMPERATURE = 4, 1000, 0.5
+    V, N, TEMPERATURE = 4, 600, 0.5
 
     LOGITS = torch.tensor([[0.5, -0.3, 0.1, 1.0]])
 
@@ -317,7 +328,7 @@ class TestStopping:
             forwards.append(0)
 
         before_forward(family, slow)
-        settings = settings_for(family, strategy="none", max_new_tokens=100)
+        settings = settings_for(family, strategy="none", max_new_tokens=80)
         running = record(family, settings, Limits())
         for at, found in running:
             side = found.on if at == "on" else found.off
@@ -327,7 +338,7 @@ class TestStopping:
         forwards.clear()
         running.close()  # type: ignore[attr-defined]
         assert is_idle()
-        assert len(forwards) < 50
+        assert len(forwards) < 40
         assert not side.done
         assert not found.complete
         assert found.speedup is None
@@ -415,9 +426,9 @@ class TestFailures:
             (ValueError("boom\nand more"), "The run failed: ValueError: boom"),
             (RuntimeError("x" * 999), f"The run failed: RuntimeError: {'x' * 300}"),
             (SpecDecError("as it is"), "as it is"),
-            (MemoryError(), "new tokens. Try a shorter prompt, or 12 new tokens."),
-            (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "shorter prompt, or 12 new tokens."),
-            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory for this prompt and 24 new tokens."),
+            (MemoryError(), "new tokens. Try a shorter prompt, or 4 new tokens."),
+            (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "shorter prompt, or 4 new tokens."),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory for this prompt and 8 new tokens."),
         ],
     )
     def test_forward_raises(self, new_family: Callable[[], Family], error: Exception, message: str) -> None:
@@ -427,7 +438,7 @@ class TestFailures:
     @pytest.mark.parametrize("error", [KeyError("boom"), MemoryError()], ids=["bug", "memory"])
     def test_at_any_stage(self, new_family: Callable[[], Family], stage: str, error: Exception) -> None:
         self.check(
-            new_family(), stage, error, "12 new tokens." if isinstance(error, MemoryError) else "KeyError: 'boom'"
+            new_family(), stage, error, "or 4 new tokens." if isinstance(error, MemoryError) else "KeyError: 'boom'"
         )
 
     def check(self, family: Family, stage: str, error: Exception, message: str) -> None:
@@ -440,7 +451,7 @@ class TestFailures:
         before_forward(family, fail)
 
         def run() -> None:
-            for at, found in record(family, settings_for(family, strategy="none"), Limits()):
+            for at, found in record(family, settings_for(family, strategy="none", max_new_tokens=8), Limits()):
                 next_one = {"warm-up": "warm-up", "off": "on", "checking": "checking"}.get(at)
                 if next_one == stage and (at != "off" or found.off.done):
                     armed.append(1)
@@ -527,8 +538,8 @@ def test_stages(new_family: Callable[[], Family]) -> None:
 
 
 class TestComparison:
-    def test_round_trip(self, family: Family) -> None:
-        found = recorded(family, strategy="draft_model", num_draft_tokens=2)
+    def test_round_trip(self, run: Callable[..., Run]) -> None:
+        found = run(strategy="draft_model", num_draft_tokens=4).found
         text = json.dumps(found.to_dict(), allow_nan=False)
         again = Comparison.from_dict(json.loads(text))
         assert again == found
@@ -566,7 +577,7 @@ class TestComparison:
     def test_difference(self, family: Family) -> None:
         """Greedy: with the gap in logits. Sampled: raw logits say nothing, so only the place."""
         for given, message in (({}, "not a near-tie at token 1, gap "), (HOT, "the texts part at token 1")):
-            found = recorded(family, strategy="none", **given)
+            found = recorded(family, strategy="none", max_new_tokens=3, **given)
             found.on.tokens[1].id = (found.on.tokens[1].id + 1) % 256
             recording._Runner(*family.load(), settings_for(family, **given), Limits()).compare(found)
             assert found.difference.startswith(message)
