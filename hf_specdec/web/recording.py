@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_specdec
 
 from ..config import SpecConfig
+from ..drafters import recycling
 from ..engine.noise import Noise, row_keys
 from ..errors import SpecDecError
 from ..stats import SpecStats, StepEvent
@@ -168,6 +169,8 @@ class _Runner:
     def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
         """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if speculative:  # else it would draft what it saw in the warm-up, or in an earlier run of this prompt
+            recycling.restore(self.loaded.model, recycling.Memory())
         until = _Until(self.limits.seconds)
         words = Detokenizer(self.loaded.tokenizer)
         start = now(self.loaded.model.device)

@@ -85,7 +85,7 @@ def side(*kinds: str, texts: list[str] | None = None) -> Side:
 
 EVERY_KIND = (
     "plain", "accepted:prompt_lookup", "accepted:draft_model", "accepted:cross_vocabulary", "accepted:recycling",
-    "accepted:eagle", "accepted:<b>own</b>", "bonus", "corrected", "own",
+    "accepted:eagle", 'accepted:"><b>own', "bonus", "corrected", "own",
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ class TestPane:
             assert about.endswith(f"probability {token.probability:.0%}")
             assert float(span.attributes["data-t"]) == token.seconds
         tips = [span.attributes["data-tip"] for span in spans]
-        names = ["lookup", "model", "model", "recycling", "head", "<b>own</b>"]
+        names = ["lookup", "model", "model", "recycling", "head", '"><b>own']
         assert [re.findall(r"accepted \((.*)\)", tip) for tip in tips[1:7]] == [[name] for name in names]
         for tip, kind in zip([tips[0], *tips[7:]], ["plain", "bonus", "corrected", "own"], strict=True):
             assert panes.KINDS[kind] in tip

@@ -225,6 +225,12 @@ class TestRounds:
         ends = [(each.seconds, found.on.tokens[each.first].seconds) for each in found.on.rounds]
         assert all(end == token for end, token in ends)
 
+    def test_a_run_knows_nothing_of_the_one_before(self, new_family: Callable[[], Family]) -> None:
+        """Recycling would draft an answer that it has seen; no visitor's first call does that."""
+        family = new_family()
+        first, second = (recorded(family, strategy="recycling", num_draft_tokens=4).on for _ in range(2))
+        assert [each.drafted for each in first.rounds] == [each.drafted for each in second.rounds]
+
 
 class TestProbabilities:
     @pytest.mark.parametrize("given", [{}, HOT], ids=["greedy", "sampled"])
