@@ -45,11 +45,13 @@ def check(tokenizer: Any, ids: list[int]) -> None:
     assert not any(piece.endswith(UNFINISHED) for piece in pieces[:-1])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 256), max_size=40))
 def test_any_bytes(ids: list[int]) -> None:
     check(bytes_alone(), ids)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_any_text(text: str) -> None:
     ids = bytes_alone()(text).input_ids
@@ -58,6 +60,7 @@ def test_any_text(text: str) -> None:
     assert all(len(piece) <= 1 for piece in pieces if UNFINISHED not in text)
 
 
+@settings(deadline=None)
 @given(st.text("ab c,.\nä你👩\u200d", max_size=20))
 def test_stripped_spaces(text: str) -> None:
     ids = sentences()(text).input_ids
