@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl
 
 import pytest
+import transformers
 
 import hf_specdec
 from hf_specdec import SpecDecError
@@ -168,7 +170,11 @@ class TestCode:
     """The lines of the page run, and say what its right pane says."""
 
     @pytest.fixture(autouse=True)
-    def _quick(self, one_thread: None) -> Iterator[None]:
+    def _quick(self, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Load what the lines load once."""
+        for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+            loader = getattr(transformers, name)
+            monkeypatch.setattr(loader, "from_pretrained", cache(loader.from_pretrained))
         yield
         hf_specdec.disable()
 
