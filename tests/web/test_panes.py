@@ -109,7 +109,8 @@ class TestPane:
         for token, span in zip(one.tokens, spans, strict=True):
             about = span.attributes["data-tip"]
             assert f"round {token.step}, {token.seconds:.2f} s: " in about
-            assert about.endswith(f"probability {token.probability:.0%}")
+            shown = "under 1%" if token.probability < 0.005 else f"{token.probability:.0%}"
+            assert about.endswith(f"probability {shown}")
             assert float(span.attributes["data-t"]) == token.seconds
         tips = [span.attributes["data-tip"] for span in spans]
         names = ["lookup", "model", "model", "recycling", "head", '"><b>own']
@@ -270,7 +271,7 @@ def comparison(**more: Any) -> Comparison:
 class TestHeadline:
     def test_speedup(self) -> None:
         root = parsed(panes.headline(comparison()))
-        assert root.all("span", "sd-big")[0].text == "2.00× faster"
+        assert root.all("span", "sd-big")[0].text == "2.00× as fast"
         assert root.all("span", "sd-same")[0].text == "✓ same text: yes"
         assert root.all("span", "sd-where")[0].text == "<CPU> & more"
 
