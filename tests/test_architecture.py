@@ -33,8 +33,9 @@ LAYERS = {
     "hf_specdec.auto": 7,
     "hf_specdec.training": 7,
     "hf_specdec.tools": 7,
-    "hf_specdec.cli": 8,
-    "hf_specdec.__main__": 9,
+    "hf_specdec.web": 8,
+    "hf_specdec.cli": 9,
+    "hf_specdec.__main__": 10,
 }
 MAY_TOUCH_PRIVATE_PARTS = {"engine/compat.py", "engine/cache.py", "hook.py", "outputs.py"}
 INTERNAL_MODULES = ("transformers.cache_utils", "transformers.generation.utils")
@@ -150,6 +151,13 @@ def imported_by(statement: str) -> set[str]:
 
 def test_command_line_starts_without_torch() -> None:
     assert not imported_by("import hf_specdec.cli") & {"torch", "transformers", "numpy"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_only_the_page_needs_its_extra(file: Path) -> None:
+    """What it shows and records is tested, and used, without Gradio."""
+    if file.relative_to(PACKAGE).as_posix() not in ("web/app.py", "web/zerogpu.py", "cli/demo.py"):
+        assert not {module.partition(".")[0] for module, _, _ in imports(file)} & {"gradio", "pandas"}
 
 
 def test_import_patches_nothing() -> None:

@@ -336,3 +336,69 @@ def test_gpu_script_stops_in_time(tmp_path: Path) -> None:
     gpu.main(["--toy", "--minutes", "0", "--max-new-tokens", "4", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert all(row["skipped"] for row in rows if row["method"] != "plain")
+
+
+class TestTraces:
+    """The runs that the page shows on opening."""
+
+    @pytest.fixture
+    def traces(self) -> Any:
+        pytest.importorskip("gradio")
+        from benchmarks import record_traces
+
+        return record_traces
+
+    def test_at_toy_size(self, traces: Any, chat: Path, tmp_path: Path) -> None:
+        from hf_specdec.web.timeline import Comparison
+
+        names = ["--examples", "chat,where-it-loses-short-high-temperature"]
+        traces.main([*names, "--model", str(chat), "--runs", "1", "--max-new-tokens", "8", "--out", str(tmp_path)])
+        files = sorted(tmp_path.iterdir())
+        assert [file.name for file in files] == ["05-chat.json", "07-where-it-loses-short-high-temperature.json"]
+        for file, title in zip(files, ("Chat", "Where it loses: short, high temperature"), strict=True):
+            given = json.loads(file.read_text())
+            run = Comparison.from_dict(given["run"])
+            assert run.complete
+            assert run.title == title
+            assert run.settings["max_new_tokens"] == 8
+            assert run.conditions in given["recorded"]
+            assert "--runs 1" in given["command"]
+
+    def test_the_median_run_is_kept(self, traces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from hf_specdec.web.timeline import Comparison, Side, Token
+
+        seconds = iter([1.0, 4.0, 2.0])
+
+        def record(*_: Any) -> Iterator[tuple[str, Comparison]]:
+            tokens = [Token(1, "a", 0.5)]
+            off, on = (Side(tokens, seconds=each, done=True) for each in (8.0, next(seconds)))
+            yield "done", Comparison(off, on, {}, "", "")
+
+        monkeypatch.setattr(traces, "record", record)
+        run, speedups = traces.median_run(None, None, "", 3)
+        assert run.speedup == 4.0
+        assert speedups == [2.0, 4.0, 8.0]
+
+    def test_a_cut_run_is_refused(self, traces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from hf_specdec.web.timeline import Comparison, Side
+
+        found = Comparison(Side(cut="time limit", done=True), Side(), {}, "", "")
+        monkeypatch.setattr(traces, "record", lambda *_: iter([("done", found)]))
+        with pytest.raises(RuntimeError, match="time limit"):
+            traces.median_run(None, None, "x", 1)
+
+    def test_numbers_are_short(self, traces: Any) -> None:
+        assert traces.rounded({"a": [0.123456, (1, True)], "b": None}) == {"a": [0.1235, [1, True]], "b": None}
+
+    def test_unknown_example(self, traces: Any) -> None:
+        with pytest.raises(ValueError, match="no example nothing; there are code-edit"):
+            traces.chosen("nothing")
+
+    def test_those_that_come_with_the_package(self, traces: Any) -> None:
+        known = {name for name, _ in traces.chosen(None)}
+        for file in traces.TRACES.glob("*.json"):
+            given = json.loads(file.read_text(encoding="utf-8"))
+            assert file.name in known
+            assert file.stat().st_size <= traces.MOST_BYTES
+            assert given["recorded"].startswith(given["run"]["conditions"])
+            assert "record_traces.py" in given["command"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..config import SpecConfig
 from ..errors import SpecDecError
 from .differences import Difference, find_difference
 from .environment import cpu_name, package_versions
@@ -31,6 +32,7 @@ SCHEMA_VERSION = 1
 WARM_UP_TOKENS = 16
 
 StepContext = Callable[[str], AbstractContextManager[None]]
+Speculative = bool | str | SpecConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class DemoReport:
     trials: int
     versions: dict[str, str | None]
     results: tuple[DemoResult, ...]
+    draft_model: str | None = None
 
     @property
     def speedup(self) -> float:
@@ -148,6 +151,7 @@ def run_demo(
     max_new_tokens: int = 96,
     trials: int = 2,
     drafter: str = "auto",
+    draft_model: str | None = None,
     step: StepContext | None = None,
 ) -> DemoReport:
     """Decode prompts with speculation off and on, and compare text and speed.
@@ -158,10 +162,11 @@ def run_demo(
         max_new_tokens: Most tokens a prompt.
         trials: How often each prompt is decoded on each side.
         drafter: Name of a drafter, or "auto".
+        draft_model: Local folder or Hub id of a draft model.
         step: Called with a title, gives a context that lasts as long as that step; for progress bars.
 
     Raises:
-        SpecDecError: If an argument is out of range.
+        SpecDecError: If an argument is out of range, or the draft model can't be used.
     """
     prompts = demo_prompts() if prompts is None else prompts
     if not prompts or max_new_tokens < 1 or trials < 1:
@@ -170,7 +175,9 @@ def run_demo(
             f"got {len(prompts)}, {max_new_tokens} and {trials}."
         )
     step = step or (lambda title: nullcontext())
-    speculative = True if drafter == "auto" else drafter
+    speculative: Speculative = True if drafter == "auto" else drafter
+    if draft_model is not None:
+        speculative = SpecConfig(drafter=None if drafter == "auto" else drafter, draft_model=draft_model)
     with step("Warm up"):
         inputs = encode_prompt(loaded, prompts[0].text)
         _decode(loaded, inputs, False, WARM_UP_TOKENS)
@@ -191,11 +198,12 @@ def run_demo(
         trials=trials,
         versions=package_versions(),
         results=tuple(results),
+        draft_model=draft_model,
     )
 
 
 def compare(
-    loaded: LoadedModel, prompt: DemoPrompt, speculative: bool | str, max_new_tokens: int, trials: int
+    loaded: LoadedModel, prompt: DemoPrompt, speculative: Speculative, max_new_tokens: int, trials: int
 ) -> DemoResult:
     """Decode one prompt off and on in turns, and compare."""
     inputs = encode_prompt(loaded, prompt.text)
@@ -233,7 +241,7 @@ class _Decoded:
         return len(self.tokens) / self.seconds
 
 
-def _decode(loaded: LoadedModel, inputs: Any, speculative: bool | str, max_new_tokens: int) -> _Decoded:
+def _decode(loaded: LoadedModel, inputs: Any, speculative: Speculative, max_new_tokens: int) -> _Decoded:
     """Decode greedily and time it, prefill included."""
     import hf_specdec
 

@@ -208,8 +208,8 @@ class _Page:
                     min_width=140,
                 )  # fmt: skip
                 tokens = gr.Slider(
-                    1, limits.new_tokens, value=first.max_new_tokens, step=1, label="New tokens", elem_id="sd-tokens",
-                    min_width=140,
+                    1, limits.new_tokens, value=min(first.max_new_tokens, limits.new_tokens), step=1, label="New tokens",
+                    elem_id="sd-tokens", min_width=140,
                 )  # fmt: skip
             with gr.Row():
                 chat = gr.Checkbox(True, label="Chat template", elem_id="sd-chat", min_width=140)
@@ -328,7 +328,7 @@ class _Page:
         first = examples()[0]
         known = {
             "prompt": first.text, "family": next(iter(self.families)), "temperature": first.temperature,
-            "max_new_tokens": first.max_new_tokens,
+            "max_new_tokens": min(first.max_new_tokens, self.limits.new_tokens),
         }  # fmt: skip
         for name in CONTROLS:
             if name in query:

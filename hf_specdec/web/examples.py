@@ -50,7 +50,7 @@ def traces() -> tuple[tuple[str, Comparison], ...]:
     """Recorded runs: where and how each was recorded, and the run."""
     folder = files(__package__).joinpath("traces")
     found = []
-    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+    for file in sorted(folder.iterdir() if folder.is_dir() else (), key=lambda each: each.name):
         if file.name.endswith(".json"):
             given = json.loads(file.read_text(encoding="utf-8"))
             found.append((given["recorded"], Comparison.from_dict(given["run"])))

@@ -25,18 +25,19 @@ def why(found: Comparison) -> str:
     cost = (verify + draft) / step if step else 0.0
     drafted_steps = stats["num_spec_steps"] - stats["steps_by_source"].get("none", 0)
     share = drafted_steps / max(stats["num_spec_steps"], 1)
+    pays = length > cost
     text = (
         f"A pass with its draft took {cost:.2f} plain steps and gave {length:.2f} tokens"
-        f", so it {'pays' if length > cost else 'costs more than it gives'}; {share:.0%} of the passes had a draft"
+        f", so it {'pays' if pays else 'costs more than it gives'}; {share:.0%} of the passes had a draft"
         f", and {stats['draft_acceptance_rate']:.0%} of the draft tokens were right."
     )
-    rate, needed = stats["draft_acceptance_rate"], break_even(found)
+    needed = break_even(found)
     if needed == 0:
         text += " As such a pass is no dearer than a plain step, every accepted token is a gain."
     elif needed is not None:
-        relation = "above" if rate > needed else "under"
-        text += f" That is {relation} the break-even of about {needed:.0%}"
-        text += "." if rate > needed else ", so drafts were kept short or switched off."
+        text += f" That is {'above' if pays else 'under'} the break-even of about {needed:.0%}"
+        adapted = not pays and not found.settings["num_draft_tokens"]
+        text += ", so drafts were kept short or switched off." if adapted else "."
     return text + lean
 
 

@@ -87,5 +87,5 @@ def conditions(loaded: LoadedModel, dtype: str) -> str:
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     threads = "" if device.type == "cuda" else f", {(number := torch.get_num_threads())} thread{'s' * (number > 1)}"
     versions = package_versions()
-    named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "hf-specdec"))
-    return f"{hardware}{threads}, {dtype}, {named}"
+    known = [f"{name} {versions[name]}" for name in ("torch", "transformers", "hf-specdec") if versions[name]]
+    return ", ".join([f"{hardware}{threads}", dtype, *known])

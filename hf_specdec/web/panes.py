@@ -221,7 +221,7 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
             verdicts.append(_chip(text, "tree", ""))
         elif place < one.accepted:
             verdicts.append(_chip(text, "yes", "✓ accepted"))
-        elif place == one.accepted:
+        elif place == one.accepted and own:
             chance = "" if one.rejected is None else f", probability {_percent(one.rejected)}"
             verdicts.append(_chip(text, "no", f"✗ refused{chance}"))
         else:
@@ -234,9 +234,9 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
     if one.is_tree:
         kept = "".join(_chip(token.text, "yes", "✓ accepted") for token in new[: one.accepted])
         steps.append(f"<li>The longest branch that the target would have written: {one.accepted} tokens. {kept}</li>")
-    elif one.accepted < len(one.drafted):
+    elif one.accepted < len(one.drafted) and own:
         steps.append(f"<li>First divergence: token {one.accepted + 1} of the draft. {one.accepted} are kept.</li>")
-    else:
+    elif own:
         steps.append("<li>No divergence: all are kept.</li>")
     if own:
         name = "Bonus token" if own[-1].kind == "bonus" else "The target's own token"
@@ -247,7 +247,7 @@ def _steps(one: Round, new: Sequence[Token]) -> list[str]:
 
 
 def _chip(text: str, kind: str, note: str) -> str:
-    shown = text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+    shown = text.replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
     small = f" <small>{escape(note)}</small>" if note else ""
     return f'<span class="sd-chip sd-chip-{kind}"><bdi>{escape(shown)}</bdi>{small}</span>'
 

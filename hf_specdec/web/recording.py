@@ -20,12 +20,14 @@ from transformers.generation.streamers import BaseStreamer
 import hf_specdec
 
 from ..config import SpecConfig
+from ..drafters import recycling
 from ..engine.noise import Noise, row_keys
 from ..errors import SpecDecError
-from ..stats import StepEvent
+from ..stats import SpecStats, StepEvent
 from ..tools.differences import find_difference
 from ..tools.loading import LoadedModel, encode_prompt
 from ..tools.timing import now
+from ..tools.trials import transformers_alone
 from .detokenizer import Detokenizer
 from .models import Family, conditions
 from .settings import Limits, RunSettings
@@ -61,25 +63,38 @@ def record(
     """
     found = Comparison(Side(), Side(), _public(settings), family.name, "", title=title)
     yield "loading", found
-    with _DEVICE:
-        loaded, draft = family.load()
-        found.conditions = conditions(loaded, family.dtype)
-        runner = _Runner(loaded, draft, settings, limits)
-        if settings.strategy not in family.warmed:
-            yield "warm-up", found
-            runner.warm_up()
-            family.warmed.add(settings.strategy)
-        for stage, side in (("off", found.off), ("on", found.on)):
-            most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
-            for _ in runner.run(side, stage == "on", most):
-                yield stage, found
-        yield "checking", found
-        if found.complete:
-            runner.compare(found)
-        for side in (found.off, found.on):
-            if side.tokens:
-                runner.add_probabilities(side)
+    try:
+        with _DEVICE:
+            yield from _recorded(family, settings, limits, found)
+    except SpecDecError:
+        raise
+    except Exception as error:
+        raise _explained(error, settings) from error
     yield "done", found
+
+
+def _recorded(
+    family: Family, settings: RunSettings, limits: Limits, found: Comparison
+) -> Iterator[tuple[str, Comparison]]:
+    """What `record` does while it has the device."""
+    loaded, draft = family.load()
+    found.conditions = conditions(loaded, family.dtype)
+    found.settings["chat"] = settings.chat and loaded.tokenizer.chat_template is not None
+    runner = _Runner(loaded, draft, settings, limits)
+    if settings.strategy not in family.warmed:
+        yield "warm-up", found
+        runner.warm_up()
+        family.warmed.add(settings.strategy)
+    for stage, side in (("off", found.off), ("on", found.on)):
+        most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
+        for _ in runner.run(side, stage == "on", most):
+            yield stage, found
+    yield "checking", found
+    if found.complete:
+        runner.compare(found)
+    for side in (found.off, found.on):
+        if side.tokens:
+            runner.add_probabilities(side)
 
 
 def _public(settings: RunSettings) -> dict[str, Any]:
@@ -108,8 +123,10 @@ class _Until(StoppingCriteria):  # type: ignore[misc]
 
     def __init__(self, seconds: float) -> None:
         self.end, self.reason = time.monotonic() + seconds, ""
+        self.times = list[float]()  # of every token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
         if time.monotonic() > self.end:
             self.reason = "time limit"
         return torch.full((input_ids.shape[0],), bool(self.reason), device=input_ids.device)
@@ -147,18 +164,13 @@ class _Runner:
         """Let both sides do once what only the first call does."""
         for speculative in (False, True):
             until = _Until(self.limits.seconds)
-            try:
-                self._generate(speculative, WARM_UP_TOKENS, until, lambda ids: None, lambda event: None)
-            except Exception as error:
-                raise _explained(error, self.settings) from error
+            self._generate(speculative, WARM_UP_TOKENS, until, lambda at, what: None)
 
     def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
-        """Decode in a thread, and fill the side; yields now and then, and at the end.
-
-        Raises:
-            SpecDecError: If it fails.
-        """
+        """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if speculative:  # else it would draft what it saw in the warm-up, or in an earlier run of this prompt
+            recycling.restore(self.loaded.model, recycling.Memory())
         until = _Until(self.limits.seconds)
         words = Detokenizer(self.loaded.tokenizer)
         start = now(self.loaded.model.device)
@@ -168,10 +180,7 @@ class _Runner:
 
         def work() -> None:
             try:
-                stats = self._generate(
-                    speculative, most, until,
-                    lambda ids: news.put((seconds(), ids)), lambda event: news.put((seconds(), event)),
-                )  # fmt: skip
+                stats = self._generate(speculative, most, until, lambda at, what: news.put((at - start, what)))
                 news.put((now(self.loaded.model.device) - start, stats))
             except BaseException as error:
                 news.put((seconds(), error))
@@ -196,7 +205,7 @@ class _Runner:
         finally:
             until.end = 0.0  # if whoever watched has gone, the device is free a token later
             thread.join()
-        side.cut = until.reason
+        side.cut = until.reason if len(side.tokens) < most else ""
 
     def compare(self, found: Comparison) -> None:
         """Say where the texts part, if they do."""
@@ -227,29 +236,40 @@ class _Runner:
                 each.rejected = round(float(probabilities[at, refused]), 4)
 
     def _generate(
-        self, speculative: bool, most: int, until: _Until, take: Callable[[list[int]], None],
-        on_step: Callable[[StepEvent], None],
-    ) -> dict[str, Any]:  # fmt: skip
-        """One answer, at once; returns `SpecStats.to_dict()`, empty without speculation."""
+        self, speculative: bool, most: int, until: _Until, tell: Callable[[float, Any], None]
+    ) -> dict[str, Any]:
+        """One answer, at once; returns `SpecStats.to_dict()`, empty without speculation.
+
+        Args:
+            speculative: Which side.
+            most: Most tokens.
+            until: When to stop.
+            tell: Given the time and what there is: new ids, or a round's `StepEvent`.
+        """
         options: dict[str, Any] = {"max_new_tokens": most, "stopping_criteria": StoppingCriteriaList([until])}
         settings, model = self.settings, self.loaded.model
         if not speculative:
-            options |= {"do_sample": False, "streamer": _Listener(take)}
+            options |= {"do_sample": False, "streamer": _Listener(lambda ids: tell(time.perf_counter(), ids))}
             if settings.temperature:
                 noise = CoupledNoise(settings.seed, self.prompt)
                 warpers = [TemperatureLogitsWarper(settings.temperature), noise]
                 options["logits_processor"] = LogitsProcessorList(warpers)
-            model.generate(**self.inputs, **options)
+            with transformers_alone():
+                model.generate(**self.inputs, **options)
             return {}
         if settings.temperature:
             options |= {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
         else:
             options["do_sample"] = False
-        output = hf_specdec.generate(
-            model, **self.inputs, **options, speculative=self._config(on_step), return_dict_in_generate=True
-        )
-        stats: dict[str, Any] = output.spec_stats.to_dict()
-        return stats
+        config = self._config(lambda event: tell(time.perf_counter(), event))
+        output = hf_specdec.generate(model, **self.inputs, **options, speculative=config, return_dict_in_generate=True)
+        off = SpecStats(fallback_reason="HF_SPECDEC_DISABLE is set")
+        stats = getattr(output, "spec_stats", None) or off
+        if not stats.num_target_forwards:  # decoded plainly, so there were no rounds to tell of
+            for at, id in zip(until.times, output.sequences[0, len(self.prompt) :].tolist(), strict=False):
+                tell(at, [id])
+        shown: dict[str, Any] = stats.to_dict()
+        return shown
 
     def _config(self, on_step: Callable[[StepEvent], None]) -> SpecConfig:
         settings = self.settings
@@ -268,7 +288,7 @@ class _Runner:
         """Put what the thread sent into the side."""
         if isinstance(what, BaseException):
             side.done = True
-            raise _explained(what, self.settings) from what
+            raise what
         if isinstance(what, dict):
             side.stats, side.seconds, side.done = what, at, True
             if side.tokens:
@@ -280,8 +300,8 @@ class _Runner:
 
     def _take_round(self, side: Side, words: Detokenizer, at: float, event: StepEvent) -> None:
         drafted, accepted, emitted, source = (
-            event.drafted[0], event.accepted[0], event.emitted[0], event.source[0],
-        )  # fmt: skip
+            event.drafted[0], min(event.accepted[0], len(event.emitted[0])), event.emitted[0], event.source[0],
+        )  # fmt: skip  # what stood behind the answer's end was not kept
         is_tree = TREES in source
         own = "plain" if not drafted else "own" if is_tree else "bonus" if accepted == len(drafted) else "corrected"
         first = len(side.tokens)
@@ -294,7 +314,7 @@ class _Runner:
         side.rounds.append(Round(event.step, source, texts, accepted, first, len(emitted), at, is_tree=is_tree))
 
 
-def _explained(error: BaseException, settings: RunSettings) -> SpecDecError:
+def _explained(error: Exception, settings: RunSettings) -> SpecDecError:
     """An error of the run, as visitors should read it."""
     text = str(error)
     if (
@@ -308,6 +328,4 @@ def _explained(error: BaseException, settings: RunSettings) -> SpecDecError:
             f"There isn't enough memory for this prompt and {settings.max_new_tokens} new tokens. "
             f"Try a shorter prompt, or {max(settings.max_new_tokens // 2, 1)} new tokens."
         )
-    if isinstance(error, SpecDecError):
-        return error
     return SpecDecError(f"The run failed: {type(error).__name__}: {text.partition(chr(10))[0][:300]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -20,6 +21,7 @@ STRATEGIES = {
 }
 NEEDS_DRAFT = ("draft_model",)
 MOST_DRAFT_TOKENS = 16
+LEAST_TEMPERATURE = 0.01  # logits over less than this may be no finite numbers
 SHARED_CHARACTERS = 1500  # a longer prompt makes a link that servers refuse
 
 
@@ -87,7 +89,7 @@ class RunSettings:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise SpecDecError("The prompt has half of a surrogate pair, which is no text. Delete it.") from error
-        family = _choice("model", given.get("family", "smollm2"), families)
+        family = _choice("model", given.get("family", next(iter(families))), families)
         strategy = _choice("strategy", given.get("strategy", "auto"), STRATEGIES)
         if strategy in NEEDS_DRAFT and families[family].draft is None:
             raise SpecDecError(f"There is no draft model for {family!r} here. Choose another strategy.")
@@ -96,8 +98,10 @@ class RunSettings:
             family=family,
             strategy=strategy,
             num_draft_tokens=_whole("draft length", given.get("num_draft_tokens", 0), 0, MOST_DRAFT_TOKENS),
-            temperature=_number("temperature", given.get("temperature", 0.0), 0.0, 2.0),
-            max_new_tokens=_whole("number of new tokens", given.get("max_new_tokens", 96), 1, limits.new_tokens),
+            temperature=_temperature(given.get("temperature", 0.0)),
+            max_new_tokens=_whole(
+                "number of new tokens", given.get("max_new_tokens", min(96, limits.new_tokens)), 1, limits.new_tokens
+            ),
             chat=_flag("chat template", given.get("chat", True)),
             seed=_whole("seed", given.get("seed", 0), 0, 2**31 - 1),
         )
@@ -137,7 +141,7 @@ class RunSettings:
             lines.append('inputs = tokenizer(prompt, return_tensors="pt").to(model.device)')
         sampling = "do_sample=False"
         if self.temperature:
-            sampling = f"do_sample=True, temperature={self.temperature:g}, top_k=0, top_p=1.0"
+            sampling = f"do_sample=True, temperature={self.temperature!r}, top_k=0, top_p=1.0"
         lines += [
             f"output = model.generate(**inputs, max_new_tokens={self.max_new_tokens}, {sampling},",
             f"                        speculative={self._argument(draft)})",
@@ -163,24 +167,31 @@ class RunSettings:
 
 def _choice(name: str, given: Any, known: Mapping[str, Any]) -> str:
     if not isinstance(given, str) or given not in known:
-        raise SpecDecError(f"The {name} must be one of {', '.join(known)}, got {given!r}.")
+        raise SpecDecError(f"The {name} must be one of {', '.join(known)}, got {_short(given)}.")
     return given
 
 
 def _number(name: str, given: Any, low: float, high: float) -> float:
     try:
-        value = float(given)
-    except (TypeError, ValueError) as error:
-        raise SpecDecError(f"The {name} must be a number from {low:g} to {high:g}, got {given!r}.") from error
-    if isinstance(given, bool) or not math.isfinite(value) or not low <= value <= high:
-        raise SpecDecError(f"The {name} must be a number from {low:g} to {high:g}, got {given!r}.")
+        value = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not low <= value <= high:
+        raise SpecDecError(f"The {name} must be a number from {low:g} to {high:g}, got {_short(given)}.")
+    return value
+
+
+def _temperature(given: Any) -> float:
+    value = _number("temperature", given, 0.0, 2.0)
+    if 0 < value < LEAST_TEMPERATURE:
+        raise SpecDecError(f"The temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE}, got {_short(given)}.")
     return value
 
 
 def _whole(name: str, given: Any, low: int, high: int) -> int:
     value = _number(name, given, low, high)
     if value != int(value):
-        raise SpecDecError(f"The {name} must be a whole number, got {given!r}.")
+        raise SpecDecError(f"The {name} must be a whole number, got {_short(given)}.")
     return int(value)
 
 
@@ -188,5 +199,10 @@ def _flag(name: str, given: Any) -> bool:
     known = {"true": True, "false": False, "1": True, "0": False}
     found = known.get(str(given).lower())
     if found is None:
-        raise SpecDecError(f"The {name} must be on or off, got {given!r}.")
+        raise SpecDecError(f"The {name} must be on or off, got {_short(given)}.")
     return found
+
+
+def _short(given: Any) -> str:
+    """What was got, in as much room as a sentence has."""
+    return reprlib.repr(given)

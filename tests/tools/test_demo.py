@@ -80,6 +80,19 @@ def test_same_text(loaded: LoadedModel, drafter: str) -> None:
         assert result.stats["num_accepted_draft_tokens"] <= result.stats["num_draft_tokens"]
 
 
+def test_draft_model(loaded: LoadedModel, folder: Path) -> None:
+    """The model as its own draft: everything that it drafts is accepted."""
+    prompts = user_prompts(["one two"])
+    report = run_demo(
+        loaded, prompts=prompts, max_new_tokens=24, trials=1, drafter="draft_model", draft_model=str(folder)
+    )
+    stats = report.results[0].stats
+    assert report.ok
+    assert report.draft_model == report.to_dict()["draft_model"] == str(folder)
+    assert stats["drafter"] == "draft_model"
+    assert stats["num_accepted_draft_tokens"] == stats["num_draft_tokens"] > 0
+
+
 def test_report_is_json(loaded: LoadedModel) -> None:
     report = run_demo(loaded, prompts=user_prompts(["abcabc"]), max_new_tokens=8, trials=1)
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
