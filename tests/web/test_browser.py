@@ -385,7 +385,7 @@ def test_a_page_that_is_closed_frees_the_device(visit: Callable[..., Visitor], s
 
 
 def test_hostile_text_stays_text_and_every_space_is_kept(visit: Callable[..., Visitor]) -> None:
-    visitor = visit().open(prompt=HOSTILE[0], strategy="prompt_lookup", num_draft_tokens=3, max_new_tokens=200)
+    visitor = visit().open(prompt=HOSTILE[0], strategy="prompt_lookup", num_draft_tokens=3, max_new_tokens=300)
     page = visitor.page
     made = "() => document.querySelectorAll('h1, iframe, [onmouseover], [onerror], [onload], [data-x]').length"
     before = page.evaluate(made)

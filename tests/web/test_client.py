@@ -269,6 +269,7 @@ def test_nothing_of_a_prompt_is_logged(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     compare(client, "Zanzibar " * 4)
+    assert httpx.get(served.url, params={"prompt": "Zanzibar"}).status_code == 200
     error_of(client, "Zanzibar", temperature=9)
     error_of(client, "Zanzibar" * 500)
     served.parrot.error = RuntimeError("broken")
