@@ -80,7 +80,8 @@ def theme() -> Any:
         block_label_background_fill="none", block_label_background_fill_dark="none",
         body_background_fill="*neutral_100", background_fill_primary="white",
         button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700", button_primary_text_color="white",
+        button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
+        button_primary_text_color="white",
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
     )  # fmt: skip
 
@@ -115,8 +116,10 @@ class _Page:
                         max_length=self.limits.prompt_characters,
                     )  # fmt: skip
                     with gr.Row():
-                        run = gr.Button("Run off, then on", variant="primary", elem_id="sd-run", min_width=90)
-                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=90)
+                        run = gr.Button(
+                            "Run off, then on", variant="primary", elem_id="sd-run", scale=2, min_width=130
+                        )
+                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=70)
                         race = gr.Button("Replay race", elem_id="sd-race", min_width=90)
                 with gr.Column(scale=2):
                     controls = self._controls(first)
