@@ -78,10 +78,9 @@ def theme() -> Any:
         block_title_text_color="*neutral_700", block_title_text_color_dark="*neutral_200",
         block_label_text_color="*neutral_700", block_label_text_color_dark="*neutral_200",
         block_label_background_fill="none", block_label_background_fill_dark="none",
-        body_background_fill="*neutral_100", background_fill_primary="white",
+        body_background_fill="*neutral_100", background_fill_primary="white", button_primary_text_color="white",
         button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
-        button_primary_text_color="white",
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
     )  # fmt: skip
 
@@ -149,7 +148,7 @@ class _Page:
                     view = gr.HTML(panes.round_view(trace.on if trace else Side(), 1), elem_id="sd-round")
                 with gr.Tab("Copy the code"):
                     code = gr.Code(
-                        self._code(trace), language="python", elem_id="sd-code", label="With speculation on"
+                        self._code(trace), "python", elem_id="sd-code", label="With speculation on", wrap_lines=True
                     )
                     link = gr.Textbox(
                         label="Link to these settings", elem_id="sd-link", buttons=["copy"], interactive=False
