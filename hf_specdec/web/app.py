@@ -274,14 +274,13 @@ class _Page:
             settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))
             running = self.record(settings.family, settings, self.limits, title_of(settings.prompt))
             try:
+                shown = ""
                 for stage, found in running:
                     if stop.is_set():
                         break
                     if stage != "done":
-                        yield [
-                            panes.headline(found, stage), self._pane(found.off, False), self._pane(found.on, True), "",
-                            *nothing[4:],
-                        ]  # fmt: skip
+                        yield [*self._progress(found, stage, stage != shown), *nothing[4:]]
+                    shown = stage
             finally:
                 running.close()  # type: ignore[attr-defined]
             assert found is not None
@@ -341,6 +340,15 @@ class _Page:
         return [*(getattr(settings, name) for name in CONTROLS), _example_of(settings.prompt)]
 
     # What is shown
+
+    def _progress(self, found: Comparison, stage: str, is_new: bool) -> list[Any]:
+        """Headline, panes and legend of a run that isn't over: what has changed, as drawing takes time from it."""
+        return [
+            panes.headline(found, stage) if is_new else gr.skip(),
+            self._pane(found.off, False) if is_new or stage == "off" else gr.skip(),
+            self._pane(found.on, True) if is_new or stage == "on" else gr.skip(),
+            "" if is_new else gr.skip(),
+        ]
 
     def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
         rows = [*rows, explain.row_of(found, len(rows) + 1)]
