@@ -24,6 +24,7 @@ from .examples import examples, title_of, traces
 from .models import Family
 from .recording import record
 from .settings import MOST_DRAFT_TOKENS, NEEDS_DRAFT, STRATEGIES, Limits, RunSettings
+from .theme import theme
 from .timeline import Comparison, Side
 
 
@@ -66,22 +67,6 @@ def launch(page: gr.Blocks, **options: Any) -> Any:
     return page.launch(
         theme=theme(), css_paths=folder / "style.css", head=f"<script>{(folder / 'race.js').read_text()}</script>",
         footer_links=["api"], run_history=False, enable_monitoring=False, ssr_mode=False, show_error=False, **options,
-    )  # fmt: skip
-
-
-def theme() -> Any:
-    """Colours and fonts; only fonts that are on the visitor's machine, so that nothing is fetched from elsewhere."""
-    return gr.themes.Soft(
-        primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    ).set(
-        block_title_background_fill="none", block_title_background_fill_dark="none", block_title_padding="0",
-        block_title_text_color="*neutral_700", block_title_text_color_dark="*neutral_200",
-        block_label_text_color="*neutral_700", block_label_text_color_dark="*neutral_200",
-        block_label_background_fill="none", block_label_background_fill_dark="none",
-        body_background_fill="*neutral_100", background_fill_primary="white",
-        button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700", button_primary_text_color="white",
-        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
     )  # fmt: skip
 
 
