@@ -100,8 +100,10 @@ class _Page:
                         max_length=self.limits.prompt_characters,
                     )  # fmt: skip
                     with gr.Row():
-                        run = gr.Button("Run off, then on", variant="primary", elem_id="sd-run", min_width=90)
-                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=90)
+                        run = gr.Button(
+                            "Run off, then on", variant="primary", elem_id="sd-run", scale=2, min_width=130
+                        )
+                        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=70)
                         race = gr.Button("Replay race", elem_id="sd-race", min_width=90)
                 with gr.Column(scale=2):
                     controls = self._controls(first)

@@ -18,6 +18,7 @@ def theme() -> Any:
         block_label_background_fill="none", block_label_background_fill_dark="none",
         body_background_fill="*neutral_100", background_fill_primary="white",
         button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700", button_primary_text_color="white",
+        button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
+        button_primary_text_color="white",
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
     )  # fmt: skip
