@@ -35,11 +35,12 @@ from hf_specdec.web.timeline import Comparison
 
 VISITOR = """
 import json, sys, urllib.request as web
-address, index, values = json.loads(sys.argv[1])
+address, begin, run, values = json.loads(sys.argv[1])
 def post(path, body):
     request = web.Request(address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     return web.urlopen(request).read()
-post("/gradio_api/queue/join", {"data": values, "fn_index": index, "session_hash": "benchmark"})
+post("/gradio_api/run/predict", {"data": [], "fn_index": begin, "session_hash": "benchmark"})
+post("/gradio_api/queue/join", {"data": values, "fn_index": run, "session_hash": "benchmark"})
 updates = 0
 for line in web.urlopen(address + "/gradio_api/queue/data?session_hash=benchmark"):
     if line.startswith(b"data:"):
@@ -75,16 +76,14 @@ def main() -> None:
 
     page = build(offered, limits, wrap=kept)
     address = launch(page, quiet=True, prevent_thread_lock=True)[1].rstrip("/")
-    index = next(
-        each["id"] for each in page.config["dependencies"] if each["types"]["generator"] and each["api_name"] == "run"
-    )
+    names = {each["api_name"]: each["id"] for each in page.config["dependencies"]}
     values = [*(getattr(settings, name) for name in ("prompt", "family", "strategy", "num_draft_tokens", "temperature",
                 "max_new_tokens", "chat", "seed")), None]  # fmt: skip
     unwatched, updates = [], []
     for trial in range(options.trials + 1):  # the first pair warms up
         *_, (_, found) = record(offered[key], settings, limits)
         done = subprocess.run(
-            [sys.executable, "-c", VISITOR, json.dumps([address, index, values])],
+            [sys.executable, "-c", VISITOR, json.dumps([address, names["begin"], names["run"], values])],
             capture_output=True,
             text=True,
             check=True,

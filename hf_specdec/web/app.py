@@ -24,6 +24,7 @@ from .examples import examples, title_of, traces
 from .models import Family
 from .recording import record
 from .settings import MOST_DRAFT_TOKENS, NEEDS_DRAFT, STRATEGIES, Limits, RunSettings
+from .theme import theme
 from .timeline import Comparison, Side
 
 
@@ -66,22 +67,6 @@ def launch(page: gr.Blocks, **options: Any) -> Any:
     return page.launch(
         theme=theme(), css_paths=folder / "style.css", head=f"<script>{(folder / 'race.js').read_text()}</script>",
         footer_links=["api"], run_history=False, enable_monitoring=False, ssr_mode=False, show_error=False, **options,
-    )  # fmt: skip
-
-
-def theme() -> Any:
-    """Colours and fonts; only fonts that are on the visitor's machine, so that nothing is fetched from elsewhere."""
-    return gr.themes.Soft(
-        primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    ).set(
-        block_title_background_fill="none", block_title_background_fill_dark="none", block_title_padding="0",
-        block_title_text_color="*neutral_700", block_title_text_color_dark="*neutral_200",
-        block_label_text_color="*neutral_700", block_label_text_color_dark="*neutral_200",
-        block_label_background_fill="none", block_label_background_fill_dark="none",
-        body_background_fill="*neutral_100", background_fill_primary="white", button_primary_text_color="white",
-        button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
-        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
     )  # fmt: skip
 
 
@@ -276,14 +261,13 @@ class _Page:
             settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))
             running = self.record(settings.family, settings, self.limits, title_of(settings.prompt))
             try:
+                shown = ""
                 for stage, found in running:
                     if stop.is_set():
                         break
                     if stage != "done":
-                        yield [
-                            panes.headline(found, stage), self._pane(found.off, False), self._pane(found.on, True), "",
-                            *nothing[4:],
-                        ]  # fmt: skip
+                        yield [*self._progress(found, stage, stage != shown), *nothing[4:]]
+                    shown = stage
             finally:
                 running.close()  # type: ignore[attr-defined]
             assert found is not None
@@ -343,6 +327,15 @@ class _Page:
         return [*(getattr(settings, name) for name in CONTROLS), _example_of(settings.prompt)]
 
     # What is shown
+
+    def _progress(self, found: Comparison, stage: str, is_new: bool) -> list[Any]:
+        """Headline, panes and legend of a run that isn't over: what has changed, as drawing takes time from it."""
+        return [
+            panes.headline(found, stage) if is_new else gr.skip(),
+            self._pane(found.off, False) if is_new or stage == "off" else gr.skip(),
+            self._pane(found.on, True) if is_new or stage == "on" else gr.skip(),
+            "" if is_new else gr.skip(),
+        ]
 
     def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
         rows = [*rows, explain.row_of(found, len(rows) + 1)]

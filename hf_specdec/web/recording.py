@@ -34,7 +34,7 @@ from .settings import Limits, RunSettings
 from .timeline import Comparison, Round, Side, Token
 
 
-UPDATE_SECONDS = 0.2  # between two looks at a run; drawing the page takes time from it
+UPDATE_SECONDS = 0.3  # between two looks at a run; drawing the page takes time from it
 WARM_UP_TOKENS = 12
 TREES = "recycling"  # the source whose drafts have branches
 
