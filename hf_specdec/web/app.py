@@ -5,8 +5,7 @@ One listener fills both panes: Gradio runs two listeners of one button one after
 
 from __future__ import annotations
 
-import csv
-import json
+import shutil
 import tempfile
 import threading
 from collections import deque
@@ -77,6 +76,8 @@ class _Page:
         self.families, self.limits, self.record = families, limits, record
         self.stops: dict[str, deque[threading.Event]] = {}  # of each session's runs, the oldest first
         self.running: threading.Event | None = None
+        self.results: dict[str, Comparison] = {}  # of each session's last run, until the figures are drawn
+        self.folder = tempfile.TemporaryDirectory(prefix="hf-specdec-")  # each session's files; Gradio serves copies
 
     def build(self) -> gr.Blocks:
         """Lay the page out and connect it."""
@@ -145,18 +146,20 @@ class _Page:
                         as_json = gr.DownloadButton("JSON", elem_id="sd-json", interactive=False)
             prompt_and_controls = [prompt, *controls]
             shown = [
-                headline, off, on, legend, figures, line, bars, number, view, code, link, table, as_csv, as_json, last, rows,
-                run, stop,
+                figures, line, bars, number, view, code, link, table, as_csv, as_json, last, rows, run, stop,
             ]  # fmt: skip
             light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
             status = [headline, run, stop]
             example.input(self.choose, example, [prompt, controls[3], controls[4]], **light)
             prompt.change(_example_of, prompt, example, **light)
+            # only what changes during a run: Gradio makes every other output's component anew for each update
             turn = run.click(self.begin, None, status, **light).then(
-                self.run, [*prompt_and_controls, rows], shown, api_visibility="private", concurrency_id=DEVICE,
+                self.run, prompt_and_controls, [headline, off, on, legend], api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
             )  # fmt: skip
-            turn.success(None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)")
+            turn.success(self.show, rows, shown, **light).success(
+                None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)"
+            )
             turn.failure(self.refused, None, status, **light)
             stop.click(self.stop, None, status, **light)
             run.click(None, js="() => window.hfSpecdec.look()")
@@ -236,19 +239,23 @@ class _Page:
         return panes.problem("This run couldn't be made. Too many may be waiting: try again in a minute."), *IDLE
 
     def leave(self, request: gr.Request) -> None:
-        """A closed page frees the device."""
-        for event in self.stops.pop(str(request.session_hash), ()):
+        """A closed page frees the device, and leaves nothing behind."""
+        session = str(request.session_hash)
+        for event in self.stops.pop(session, ()):
             event.set()
+        self.results.pop(session, None)
+        shutil.rmtree(Path(self.folder.name) / session, ignore_errors=True)
 
     def run(
         self, prompt: Any, family: Any, strategy: Any, num_draft_tokens: Any, temperature: Any, max_new_tokens: Any,
-        chat: Any, seed: Any, rows: list[dict[str, Any]], request: gr.Request,
+        chat: Any, seed: Any, request: gr.Request,
     ) -> Iterator[list[Any]]:  # fmt: skip
         """Run both sides and show them while they run."""
+        session = str(request.session_hash)
         values = (prompt, family, strategy, num_draft_tokens, temperature, max_new_tokens, chat, seed)
-        nothing = [gr.skip()] * 18
+        nothing = [gr.skip()] * 4
         found: Comparison | None = None
-        events = self.stops.get(str(request.session_hash))
+        events = self.stops.get(session)
         if not events:
             yield nothing
             return
@@ -261,26 +268,47 @@ class _Page:
             settings = RunSettings.checked(self.limits, self.families, **dict(zip(CONTROLS, values, strict=True)))
             running = self.record(settings.family, settings, self.limits, title_of(settings.prompt))
             try:
-                shown = ""
                 for stage, found in running:
                     if stop.is_set():
                         break
                     if stage != "done":
-                        yield [*self._progress(found, stage, stage != shown), *nothing[4:]]
-                    shown = stage
+                        yield [
+                            panes.headline(found, stage),
+                            self._pane(found.off, False),
+                            self._pane(found.on, True),
+                            "",
+                        ]
             finally:
                 running.close()  # type: ignore[attr-defined]
             assert found is not None
             if stop.is_set():
                 for side in (found.off, found.on):
                     side.cut = side.cut or ("" if side.done else "stopped")
-            with tempfile.TemporaryDirectory(prefix="hf-specdec-") as folder:  # Gradio copies what it serves
-                yield [*self._shown(found, settings, rows, Path(folder)), *IDLE]
+            self.results[session] = found
+            yield [
+                panes.headline(found), self._pane(found.off, False), self._pane(found.on, True), panes.legend(found.on),
+            ]  # fmt: skip
         except SpecDecError as error:
-            yield [panes.problem(str(error)), *nothing[1:16], *IDLE]
+            yield [panes.problem(str(error)), *nothing[1:]]
         finally:
             self.running = None
             events.popleft()
+
+    def show(self, rows: list[dict[str, Any]], request: gr.Request) -> list[Any]:
+        """Draw what a run that has ended leaves: figures, plots, rounds, code, link, and the table of runs."""
+        session = str(request.session_hash)
+        found = self.results.pop(session, None)
+        if found is None:
+            return [*[gr.skip()] * 12, *IDLE]
+        rows = [*rows, explain.row_of(found, len(rows) + 1)]
+        most = self._rounds(found)
+        files = explain.write_rows(rows, Path(self.folder.name) / session)
+        downloads = [gr.DownloadButton(value=file, interactive=True) for file in files]
+        return [
+            self._figures(found), self._points(found), self._counts(found), gr.update(maximum=most, value=min(1, most)),
+            panes.round_view(found.on, 1), self._code(found), f"?{RunSettings(**found.settings).query()}",
+            pd.DataFrame(rows), *downloads, found.to_dict(), rows, *IDLE,
+        ]  # fmt: skip
 
     def compare(
         self, prompt: str, family: str = "", strategy: str = "auto", num_draft_tokens: int = 0, temperature: float = 0.0,
@@ -328,27 +356,6 @@ class _Page:
 
     # What is shown
 
-    def _progress(self, found: Comparison, stage: str, is_new: bool) -> list[Any]:
-        """Headline, panes and legend of a run that isn't over: what has changed, as drawing takes time from it."""
-        return [
-            panes.headline(found, stage) if is_new else gr.skip(),
-            self._pane(found.off, False) if is_new or stage == "off" else gr.skip(),
-            self._pane(found.on, True) if is_new or stage == "on" else gr.skip(),
-            "" if is_new else gr.skip(),
-        ]
-
-    def _shown(self, found: Comparison, settings: RunSettings, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
-        rows = [*rows, explain.row_of(found, len(rows) + 1)]
-        files = _written(rows, folder)
-        downloads = [gr.update(value=file, interactive=True) for file in files]
-        most = self._rounds(found)
-        return [
-            panes.headline(found), self._pane(found.off, False), self._pane(found.on, True), panes.legend(found.on),
-            self._figures(found), self._points(found), self._counts(found),
-            gr.update(maximum=most, value=min(1, most)), panes.round_view(found.on, 1), self._code(found),
-            f"?{settings.query()}", pd.DataFrame(rows), *downloads, found.to_dict(), rows,
-        ]  # fmt: skip
-
     def _pane(self, side: Side | None, coloured: bool) -> str:
         label, empty = ("speculation on", RIGHT_EMPTY) if coloured else ("speculation off", LEFT_EMPTY)
         side = side or Side()
@@ -381,13 +388,3 @@ class _Page:
 def _example_of(prompt: str) -> str:
     """What the list of examples shows for a prompt."""
     return next((each.title for each in examples() if each.text == prompt), OWN)
-
-
-def _written(rows: list[dict[str, Any]], folder: Path) -> tuple[str, str]:
-    """The session's runs as files to download."""
-    with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    (folder / "runs.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
-    return str(folder / "runs.csv"), str(folder / "runs.json")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from pathlib import Path
 from typing import Any
 
 from .timeline import Comparison, Side
@@ -108,6 +111,17 @@ def row_of(found: Comparison, number: int) -> dict[str, Any]:
         "acceptance length": round(stats.get("mean_acceptance_length", 1.0), 3),
         "draft tokens accepted": f"{stats.get('num_accepted_draft_tokens', 0)}/{stats.get('num_draft_tokens', 0)}",
     }
+
+
+def write_rows(rows: list[dict[str, Any]], folder: Path) -> tuple[str, str]:
+    """A session's runs as CSV and as JSON; returns both paths."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "runs.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
+    return str(folder / "runs.csv"), str(folder / "runs.json")
 
 
 def _plain_step(side: Side) -> float | None:
