@@ -145,16 +145,17 @@ class _Page:
                         as_csv = gr.DownloadButton("CSV", elem_id="sd-csv", interactive=False)
                         as_json = gr.DownloadButton("JSON", elem_id="sd-json", interactive=False)
             prompt_and_controls = [prompt, *controls]
-            shown = [
-                figures, line, bars, number, view, code, link, table, as_csv, as_json, last, rows, run, stop,
-            ]  # fmt: skip
+            answers, drawn = [headline, off, on, legend], [figures, line, bars, number, view, code, last]
+            shown = [*drawn, link, table, as_csv, as_json, rows, run, stop]
             light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
             status = [headline, run, stop]
-            example.input(self.choose, example, [prompt, controls[3], controls[4]], **light)
+            example.input(self.choose, example, [prompt, controls[3], controls[4]], **light).then(
+                self.show_recorded, example, [*answers, *drawn], **light
+            ).then(None, js="() => window.hfSpecdec.play(true)")
             prompt.change(_example_of, prompt, example, **light)
             # only what changes during a run: Gradio makes every other output's component anew for each update
             turn = run.click(self.begin, None, status, **light).then(
-                self.run, prompt_and_controls, [headline, off, on, legend], api_visibility="private", concurrency_id=DEVICE,
+                self.run, prompt_and_controls, answers, api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
             )  # fmt: skip
             turn.success(self.show, rows, shown, **light).success(
@@ -285,9 +286,7 @@ class _Page:
                 for side in (found.off, found.on):
                     side.cut = side.cut or ("" if side.done else "stopped")
             self.results[session] = found
-            yield [
-                panes.headline(found), self._pane(found.off, False), self._pane(found.on, True), panes.legend(found.on),
-            ]  # fmt: skip
+            yield self._answers(found)
         except SpecDecError as error:
             yield [panes.problem(str(error)), *nothing[1:]]
         finally:
@@ -301,14 +300,17 @@ class _Page:
         if found is None:
             return [*[gr.skip()] * 12, *IDLE]
         rows = [*rows, explain.row_of(found, len(rows) + 1)]
-        most = self._rounds(found)
         files = explain.write_rows(rows, Path(self.folder.name) / session)
         downloads = [gr.DownloadButton(value=file, interactive=True) for file in files]
-        return [
-            self._figures(found), self._points(found), self._counts(found), gr.update(maximum=most, value=min(1, most)),
-            panes.round_view(found.on, 1), self._code(found), f"?{RunSettings(**found.settings).query()}",
-            pd.DataFrame(rows), *downloads, found.to_dict(), rows, *IDLE,
-        ]  # fmt: skip
+        link = f"?{RunSettings(**found.settings).query()}"
+        return [*self._drawn(found), link, pd.DataFrame(rows), *downloads, rows, *IDLE]
+
+    def show_recorded(self, title: str) -> list[Any]:
+        """The recorded run of an example, if there is one."""
+        for recorded, found in traces():
+            if found.title == title:
+                return [*self._answers(found, recorded), *self._drawn(found)]
+        return [gr.skip()] * 11
 
     def compare(
         self, prompt: str, family: str = "", strategy: str = "auto", num_draft_tokens: int = 0, temperature: float = 0.0,
@@ -356,16 +358,28 @@ class _Page:
 
     # What is shown
 
+    def _answers(self, found: Comparison, recorded: str = "") -> list[str]:
+        off, on = self._pane(found.off, False), self._pane(found.on, True)
+        return [panes.headline(found, recorded=recorded), off, on, panes.legend(found.on)]
+
+    def _drawn(self, found: Comparison) -> list[Any]:
+        most = self._rounds(found)
+        number = gr.update(maximum=most, value=min(1, most))
+        view, code = panes.round_view(found.on, 1), self._code(found)
+        return [self._figures(found), self._points(found), self._counts(found), number, view, code, found.to_dict()]
+
     def _pane(self, side: Side | None, coloured: bool) -> str:
         label, empty = ("speculation on", RIGHT_EMPTY) if coloured else ("speculation off", LEFT_EMPTY)
-        side = side or Side()
-        return panes.card(side, label, coloured, empty)
+        return panes.card(side or Side(), label, coloured, empty)
 
     def _figures(self, found: Comparison | None) -> str:
         if found is None:
             return '<p class="sd-note">No run yet.</p>'
-        why = panes.sentence(explain.why(found))
-        return why + panes.table(panes.figures(found)) + panes.shares(explain.time_shares(found.on))
+        return (
+            panes.sentence(explain.why(found))
+            + panes.table(panes.figures(found))
+            + panes.shares(explain.time_shares(found.on))
+        )
 
     def _code(self, found: Comparison | None) -> str:
         if found is None:
