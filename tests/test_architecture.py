@@ -156,7 +156,13 @@ def test_command_line_starts_without_torch() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_only_the_page_needs_its_extra(file: Path) -> None:
     """What it shows and records is tested, and used, without Gradio."""
-    if file.relative_to(PACKAGE).as_posix() not in ("web/app.py", "web/theme.py", "web/zerogpu.py", "cli/demo.py"):
+    if file.relative_to(PACKAGE).as_posix() not in (
+        "web/app.py",
+        "web/controls.py",
+        "web/theme.py",
+        "web/zerogpu.py",
+        "cli/demo.py",
+    ):
         assert not {module.partition(".")[0] for module, _, _ in imports(file)} & {"gradio", "pandas"}
 
 

@@ -19,10 +19,11 @@ import pandas as pd
 
 from ..errors import SpecDecError
 from . import explain, panes
+from .controls import place_controls
 from .examples import examples, title_of, traces
 from .models import Family
 from .recording import record
-from .settings import MOST_DRAFT_TOKENS, NEEDS_DRAFT, STRATEGIES, Limits, RunSettings
+from .settings import Limits, RunSettings
 from .theme import theme
 from .timeline import Comparison, Side
 
@@ -107,7 +108,7 @@ class _Page:
                         stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", interactive=False, min_width=70)
                         race = gr.Button("Replay race", elem_id="sd-race", min_width=90)
                 with gr.Column(scale=2):
-                    controls = self._controls(first)
+                    controls = place_controls(self.families, self.limits)
             headline = gr.HTML(panes.headline(trace, recorded=recorded), elem_id="sd-headline")
             with gr.Row(equal_height=True):
                 with gr.Column(min_width=320):
@@ -175,40 +176,6 @@ class _Page:
             )
         built: gr.Blocks = page
         return built
-
-    def _controls(self, first: Any) -> list[Any]:
-        """The controls, in the order of `CONTROLS` without the prompt."""
-        limits = self.limits
-        key = next(iter(self.families))
-        strategies = [(title, name) for name, title in STRATEGIES.items() if self._offered(name)]
-        with gr.Accordion("Settings", open=True):
-            with gr.Row():
-                family = gr.Dropdown(
-                    [(each.title, name) for name, each in self.families.items()], value=key, label="Model",
-                    elem_id="sd-family", min_width=160,
-                )  # fmt: skip
-                strategy = gr.Dropdown(
-                    strategies, value="auto", label="Strategy", elem_id="sd-strategy", min_width=160
-                )
-            length = gr.Slider(
-                0, MOST_DRAFT_TOKENS, value=0, step=1, label="Draft tokens a round (0: automatic)", elem_id="sd-length"
-            )
-            with gr.Row():
-                temperature = gr.Slider(
-                    0, 2, value=first.temperature, step=0.1, label="Temperature (0: greedy)", elem_id="sd-temperature",
-                    min_width=140,
-                )  # fmt: skip
-                tokens = gr.Slider(
-                    1, limits.new_tokens, value=min(first.max_new_tokens, limits.new_tokens), step=1, label="New tokens",
-                    elem_id="sd-tokens", min_width=140,
-                )  # fmt: skip
-            with gr.Row():
-                chat = gr.Checkbox(True, label="Chat template", elem_id="sd-chat", min_width=140)
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="sd-seed", min_width=140)
-        return [family, strategy, length, temperature, tokens, chat, seed]
-
-    def _offered(self, strategy: str) -> bool:
-        return strategy not in NEEDS_DRAFT or any(each.draft is not None for each in self.families.values())
 
     # What listeners do
 

@@ -65,7 +65,11 @@ class Visitor:
         """Press Run."""
         if prompt is not None:
             self.page.fill("#sd-prompt textarea", prompt)
+        before = self.page.locator("#sd-headline").inner_html()
         self.page.click("#sd-run")
+        self.page.wait_for_function(
+            "before => document.querySelector('#sd-headline').innerHTML !== before", arg=before, polling=10
+        )
         return self
 
     def ended(self) -> Visitor:
@@ -81,9 +85,15 @@ class Visitor:
         )
         return found
 
-    def wait_text(self, pane: str) -> None:
-        """Wait for the first token of an answer."""
-        self.page.wait_for_selector(f"#{pane} .sd-t", state="attached")
+    def wait_off(self) -> None:
+        """Wait for the first token of the run that began; until it begins, an earlier one is shown."""
+        self.page.wait_for_function(
+            "() => document.querySelector('#sd-off .sd-t') && !document.querySelector('#sd-on .sd-t')"
+        )
+
+    def wait_on(self) -> None:
+        """Wait for the first token with speculation."""
+        self.page.wait_for_selector("#sd-on .sd-t", state="attached")
 
     @property
     def headline(self) -> str:
@@ -155,9 +165,9 @@ def finished(context: Any, server: Served) -> Iterator[Visitor]:
         prompt=SAID, strategy="prompt_lookup", max_new_tokens=80, num_draft_tokens=4
     )
     visitor.run()
-    visitor.wait_text("sd-off")
+    visitor.wait_off()
     visitor.seen = [(visitor.text("sd-off"), visitor.text("sd-on"), visitor.headline)]  # type: ignore[attr-defined]
-    visitor.wait_text("sd-on")
+    visitor.wait_on()
     visitor.ended()
     server.parrot.delay = 0.0
     yield visitor
@@ -305,7 +315,7 @@ def test_stop_ends_a_run_and_frees_the_device(pair: tuple[Visitor, Visitor], ser
     visitor, _ = pair
     visitor.run(LONG)
     visitor.wait_headline("Running without speculation")
-    visitor.wait_text("sd-off")
+    visitor.wait_off()
     assert visitor.page.locator("#sd-run").is_disabled()
     visitor.page.click("#sd-stop")
     visitor.ended()
