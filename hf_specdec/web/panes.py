@@ -136,7 +136,7 @@ def headline(found: Comparison | None, stage: str = "done", recorded: str = "") 
         )
     else:
         parts.append(f'<span class="sd-stage">{escape(STAGES[stage])}</span>')
-    where = f"Recorded: {recorded}" if recorded else found.conditions
+    where = recorded or found.conditions
     if where:
         badge = '<b class="sd-badge">recorded</b> ' if recorded else ""
         parts.append(f'<span class="sd-where">{badge}{escape(where)}</span>')
