@@ -298,7 +298,7 @@ class TestHeadline:
     def test_recorded(self) -> None:
         root = parsed(panes.headline(comparison(), recorded="<there> & then"))
         assert root.all("b", "sd-badge")[0].text == "recorded"
-        assert root.all("span", "sd-where")[0].text == "recorded Recorded: <there> & then"
+        assert root.all("span", "sd-where")[0].text == "recorded <there> & then"
 
     def test_before_the_first(self) -> None:
         assert parsed(panes.headline(None)).text == "Press Run."
