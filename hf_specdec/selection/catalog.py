@@ -38,6 +38,9 @@ _WORDS = {
 _SIZE = re.compile(r"(?i)^(\d+x)?(a|e)?\d+(\.\d+)?[bmk](illion)?$")
 
 
+OLDEST = ("openai-community", "distilbert")  # owners whose models have a name without them too
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A model of a family, and what is known of its size."""
@@ -91,9 +94,8 @@ class Catalog:
 
     def member(self, id: str) -> Member | None:
         """The entry of a Hub id, in any case; the oldest models have a name without an owner too (`"gpt2"`)."""
-        owned = "/" in id
-        names = ((each.id if owned else each.id.rpartition("/")[2], each) for each in self.members())
-        return next((each for name, each in names if name.lower() == id.lower()), None)
+        names = [id.lower()] if "/" in id else [f"{owner}/{id}".lower() for owner in OLDEST]
+        return next((each for each in self.members() if each.id.lower() in names), None)
 
     def family_of(self, id: str, facts: ModelFacts | None) -> Family | None:
         """The family of a model: by its id, else by its sizes, as fine-tuned models and local copies keep them.

@@ -90,7 +90,12 @@ def quantised_bits(quantization: Any) -> float | None:
         return None
     from .quantised import rule_of, settings_of
 
-    return rule_of(settings_of(quantization), saved=True).bits
+    if getattr(quantization, "dequantize", False):
+        return None
+    try:
+        return rule_of(settings_of(quantization), saved=True).bits
+    except (TypeError, ValueError, ArithmeticError, AttributeError):  # settings that nobody has seen yet
+        return None
 
 
 def bytes_of(dtype: str | None) -> int:

@@ -130,13 +130,8 @@ def from_folder(id: str, folder: Path, source: str, revision: str | None = None)
     )
 
 
-def excluded_reason(repository: Repository, extract: bool = False) -> str | None:
-    """Why no draft model can come from a repository, or `None`: its files, tags, name and configuration say so.
-
-    Args:
-        repository: The repository.
-        extract: Whether its configuration is the extract that the Hub lists, which says nothing of a text part.
-    """
+def excluded_reason(repository: Repository) -> str | None:
+    """Why no draft model can come from a repository, or `None`: its files, tags, name and configuration say so."""
     config, files = repository.config, repository.files
     name, tags = repository.id.rpartition("/")[2], {tag.lower() for tag in repository.tags}
     if "adapter_config.json" in files or "peft" in tags:
@@ -151,7 +146,7 @@ def excluded_reason(repository: Repository, extract: bool = False) -> str | None
         return f"it is quantised or converted (tag {marks[0]})"
     if repository.source != "path" and "unquantized" not in name.lower() and (match := QUANTIZED_NAME.search(name)):
         return f"it is quantised or converted ({match[1]} in its name)"
-    return custom_code_reason(config) or _not_causal_reason(config, extract)
+    return custom_code_reason(config) or _not_causal_reason(config)
 
 
 def custom_code_reason(config: Mapping[str, Any]) -> str | None:
@@ -178,7 +173,7 @@ def _known_classes() -> frozenset[str]:
     return frozenset(dir(transformers))
 
 
-def _not_causal_reason(config: Mapping[str, Any], extract: bool) -> str | None:
+def _not_causal_reason(config: Mapping[str, Any]) -> str | None:
     architectures = config.get("architectures") or ()
     kind = config.get("model_type")
     if kind and kind not in _causal_kinds():
@@ -189,8 +184,6 @@ def _not_causal_reason(config: Mapping[str, Any], extract: bool) -> str | None:
         if str(name).endswith(("ForCausalLM", "LMHeadModel")):
             return None
         # Models of text and images whose text part is a causal language model.
-        if str(name).endswith("ForConditionalGeneration") and (
-            extract or isinstance(config.get("text_config"), Mapping)
-        ):
+        if str(name).endswith("ForConditionalGeneration") and isinstance(config.get("text_config"), Mapping):
             return None
     return f"it is no causal language model ({', '.join(map(str, architectures)) or 'no architecture named'})"

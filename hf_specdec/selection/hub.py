@@ -181,8 +181,7 @@ def search(author: str, words: Sequence[str], *, token: Token = None, limit: int
     found = [
         repository
         for repository in ask(METADATA_SECONDS, author, listing)
-        if all(word.lower() in repository.id.lower() for word in words)
-        and excluded_reason(repository, extract=True) is None
+        if all(word.lower() in repository.id.lower() for word in words) and excluded_reason(repository) is None
     ]
     answers = ask_all(METADATA_SECONDS, author, [_reading(repository, token) for repository in found])
     found = [

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class PerTarget:
-    """What was found for each target, and one lock a target: looking and loading for one keeps no other waiting."""
+    """What was found for each target, and one lock a target: looking for one keeps no other waiting."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -50,6 +50,7 @@ class PerTarget:
 
 
 LOADED = PerTarget()
+LOADING = threading.RLock()  # `from_pretrained` changes defaults of the whole process while it runs
 
 
 def load_draft(target: Any, name: str, device: Any = None) -> Any:
@@ -68,10 +69,11 @@ def load_draft(target: Any, name: str, device: Any = None) -> Any:
         if (name, place) not in loaded:
             try:
                 folder = name if os.path.isdir(name) else fetched(name)
-                draft = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=target.dtype, use_safetensors=True, trust_remote_code=False
-                )
-                draft = draft.to(place).eval()
+                with LOADING:
+                    draft = AutoModelForCausalLM.from_pretrained(
+                        folder, dtype=target.dtype, use_safetensors=True, trust_remote_code=False
+                    )
+                    draft = draft.to(place).eval()
             except (SpecDecError, OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
                 raise IncompatibleDraftError(
                     f"The draft model {name!r} can't be loaded: {error} "

@@ -17,7 +17,7 @@ from ..errors import IncompatibleDraftError, SpecDecError
 from . import pick
 from .automatic import AUTO
 from .candidates import Candidate
-from .load import fetched
+from .load import LOADING, fetched
 from .placement import memory_of, plan
 from .plans import GIB, Plan
 
@@ -85,10 +85,11 @@ def load_pair(
         logger.warning("%.2f GiB of the target's weights are fetched in every forward.", found.offloaded / GIB)
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    loaded = AutoModelForCausalLM.from_pretrained(
-        target, device_map=found.device_map, dtype=dtype, use_safetensors=True, offload_folder=offload_folder,
-        **about, **options,
-    ).eval()  # fmt: skip
+    with LOADING:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            target, device_map=found.device_map, dtype=dtype, use_safetensors=True, offload_folder=offload_folder,
+            **about, **options,
+        ).eval()  # fmt: skip
     if draft is None or isinstance(draft, nn.Module):
         return loaded, draft
     try:
@@ -107,6 +108,7 @@ def _search(
 
     Where a draft has no room, smaller ones are looked for. Nothing of their weights is fetched here.
     """
+    alone = plan(target, **wanted)  # what can't be placed at all is said before anything is looked for
     seen: set[str] = set()
     limit = None
     while (
@@ -116,7 +118,6 @@ def _search(
         reason: object
         try:
             found = plan(target, chosen.id, draft_device=draft_device, draft_revision=chosen.revision, **wanted)
-            alone = plan(target, **wanted) if found.offloaded else found
             if alone.offloaded == found.offloaded:
                 return found, chosen.id, chosen.revision
             reason = (
@@ -126,7 +127,7 @@ def _search(
             reason = error
         logger.warning("%s goes without the draft %s: %s", target, chosen.id, reason)
         limit = (chosen.memory_bytes or 1) - 1
-    return plan(target, **wanted), None, None
+    return alone, None, None
 
 
 def _pick(
@@ -151,9 +152,10 @@ def _pick(
 def _load_draft(name: Any, dtype: Any, place: dict[str, Any], **hub: Any) -> Any:
     try:
         folder = name if os.path.isdir(name) else fetched(os.fspath(name), **hub)
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map=place, use_safetensors=True, trust_remote_code=False
-        ).eval()  # fmt: skip
+        with LOADING:
+            return AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, device_map=place, use_safetensors=True, trust_remote_code=False
+            ).eval()  # fmt: skip
     except (SpecDecError, OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise IncompatibleDraftError(
             f"The draft model {os.fspath(name)!r} can't be loaded: {error} "

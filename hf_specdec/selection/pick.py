@@ -81,8 +81,8 @@ def pick(
         near = get_close_matches(target, [each.id for each in catalog.members()], n=1, cutoff=0.8)
         notes.append(f"the catalog doesn't know {target}" + (f"; did you mean {near[0]}?" if near else ""))
         return Choice(target, None, (), tuple(notes))
-    if bits := quantised_bits(quantization_config):
-        known = replace(known, facts=replace(known.facts, bits=bits))
+    if quantization_config is not None:
+        known = replace(known, facts=replace(known.facts, bits=quantised_bits(quantization_config)))
     entry = None
     if repository is not None and given is None:
         local = local_files_only or hub.is_offline()
@@ -95,7 +95,10 @@ def pick(
             return choice
     search = _Search(known, asking, free_bytes, overhead, hub, notes)
     choice = search.run(given)
-    if entry is not None and choice.chosen is not None and choice.chosen.verified and not search.cramped:
+    chosen = choice.chosen
+    # another time there may be room for a better one
+    cramped = chosen is not None and any(each.speedup > _gain(chosen) for each in search.no_room)
+    if entry is not None and chosen is not None and chosen.verified and not cramped:
         remembered.remember(entry, choice)
     return choice
 
@@ -110,7 +113,7 @@ class _Search:
         self.hub, self.notes, self.catalog = hub, notes, load_catalog()
         self.found: dict[str, Candidate] = {}
         self.silences = 0
-        self.cramped = False  # another time there may be room for a better one
+        self.no_room: list[Prediction] = []
         self.chosen: Candidate | None = None
         self.vocabulary: Vocabulary | str | None = None
 
@@ -179,7 +182,7 @@ class _Search:
         if option.source == "given":  # the user's word counts for more than a prediction
             reason = None
         if reason is None and self.free is not None and needed > self.free:
-            self.cramped = True
+            self.no_room.append(prediction)
             reason = f"needs {needed / 1e9:.2f} GB with its cache, {self.free / 1e9:.2f} GB are free"
         gain = (
             f"{prediction.num_draft_tokens} draft tokens a round, each at {prediction.acceptance:.0%} acceptance and "

@@ -52,8 +52,8 @@ def plan(
         target: A model, its configuration (an object, or the dict of a `config.json`), its Hub id or its local path.
         draft: The same for the draft; `None` plans without one.
         max_memory: Memory by device, in bytes or as in `{0: "24GiB", "cpu": "64GiB"}`; the devices need not exist.
-            `None` means 90 % of what is free on this machine's accelerators, its CPU, and what the models themselves
-            have there if they are loaded.
+            `None` means 90 % of what is free on this machine's accelerators, with what the models themselves have there if they
+            are loaded, and the CPU.
         batch: Rows that there must be room for.
         context: Tokens of a row, prompt and output together, that there must be room for.
         device_map: `"auto"`, `"balanced"`, `"balanced_low_0"`, `"sequential"`, one device for all, or a whole map.
@@ -207,7 +207,8 @@ def memory_of(given: Mapping[Any, int | str] | None, *models: Any) -> Memory:
         free = compat.free_memory()
         sizes = {device: size if device in OFFLOADED else int(size * SHARE) for device, size in free.items()}
         for weight in chain.from_iterable(each.parameters() for each in models if isinstance(each, nn.Module)):
-            if not weight.is_meta and (device := _device(weight.device)) in sizes:
+            device = _device(weight.device) if not weight.is_meta else "disk"
+            if device in sizes and device not in OFFLOADED:  # a file's pages on the CPU count as free anyway
                 sizes[device] += weight.nbytes
         return sizes
     try:

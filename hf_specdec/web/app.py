@@ -5,6 +5,7 @@ One listener fills both panes: Gradio runs two listeners of one button one after
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from .timeline import Comparison, Side
 
 
 MOST_ACCEPTED = 128  # of a pass, as `SpecConfig` has it
+MOST_SESSIONS, MOST_RUNS = 256, 3  # pages that have runs, and runs that one of them has
 WAITING = 16  # visitors in the queue; the next one is told to come back
 DEVICE = "device"  # all that runs a model shares one place in the queue
 LEFT_EMPTY, RIGHT_EMPTY = "plain model.generate(…)", "generate(…, speculative=True)"
@@ -66,7 +68,7 @@ def launch(page: gr.Blocks, **options: Any) -> Any:
     page.queue(max_size=WAITING, default_concurrency_limit=1)
     return page.launch(
         theme=theme(), css_paths=folder / "style.css", head=f"<script>{(folder / 'race.js').read_text()}</script>",
-        footer_links=["api"], run_history=False, enable_monitoring=False, ssr_mode=False, show_error=False, **options,
+        footer_links=["api"], run_history=False, enable_monitoring=False, ssr_mode=False, max_file_size="1kb", show_error=False, **options,
     )  # fmt: skip
 
 
@@ -159,9 +161,9 @@ class _Page:
                 self.run, prompt_and_controls, answers, api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
             )  # fmt: skip
-            turn.success(self.show, rows, shown, **light).success(
-                None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)"
-            )
+            drawing = turn.success(self.show, rows, shown, **light)
+            drawing.failure(self.refused, None, status, **light)
+            drawing.success(None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)")
             turn.failure(self.refused, None, status, **light)
             stop.click(self.stop, None, status, **light)
             run.click(None, js="() => window.hfSpecdec.look()")
@@ -188,27 +190,32 @@ class _Page:
 
     def begin(self, request: gr.Request) -> tuple[Any, ...]:
         """Make the session's run stoppable, also while it waits for its turn."""
-        self.stops.setdefault(str(request.session_hash), deque()).append(threading.Event())
+        session = _session(request)
+        if len(self.stops) >= MOST_SESSIONS and session not in self.stops:
+            raise gr.Error("Too many pages run at once. Try again in a minute.", print_exception=False)
+        self.stops.setdefault(session, deque(maxlen=MOST_RUNS)).append(threading.Event())
         return panes.remark("Waiting for the device …"), gr.update(interactive=False), gr.update(interactive=True)
 
     def stop(self, request: gr.Request) -> tuple[Any, ...]:
         """Stop the session's run; one that waits for its turn is over at once."""
-        events = self.stops.get(str(request.session_hash), ())
+        events = self.stops.get(_session(request), ())
         for event in events:
             event.set()
+        if not events:
+            return gr.skip(), *IDLE
         if self.running in events:
             return gr.skip(), gr.skip(), gr.update(interactive=False)
         return panes.remark("Stopped before it began."), *IDLE
 
     def refused(self, request: gr.Request) -> tuple[Any, ...]:
         """What didn't get into the queue doesn't run; Gradio has said why."""
-        if events := self.stops.get(str(request.session_hash)):
+        if events := self.stops.get(_session(request)):
             events.pop()
-        return panes.problem("This run couldn't be made. Too many may be waiting: try again in a minute."), *IDLE
+        return panes.problem("This run couldn't be made. Check the settings; too many may be waiting, too."), *IDLE
 
     def leave(self, request: gr.Request) -> None:
         """A closed page frees the device, and leaves nothing behind."""
-        session = str(request.session_hash)
+        session = _session(request)
         for event in self.stops.pop(session, ()):
             event.set()
         self.results.pop(session, None)
@@ -219,7 +226,7 @@ class _Page:
         chat: Any, seed: Any, request: gr.Request,
     ) -> Iterator[list[Any]]:  # fmt: skip
         """Run both sides and show them while they run."""
-        session = str(request.session_hash)
+        session = _session(request)
         values = (prompt, family, strategy, num_draft_tokens, temperature, max_new_tokens, chat, seed)
         nothing = [gr.skip()] * 4
         found: Comparison | None = None
@@ -252,17 +259,22 @@ class _Page:
             if stop.is_set():
                 for side in (found.off, found.on):
                     side.cut = side.cut or ("" if side.done else "stopped")
-            self.results[session] = found
+            if self.stops.get(session) is events:  # else the page was closed meanwhile
+                self.results[session] = found
             yield self._answers(found)
         except SpecDecError as error:
             yield [panes.problem(str(error)), *nothing[1:]]
         finally:
-            self.running = None
-            events.popleft()
+            if self.running is stop:
+                self.running = None
+            if stop in events:
+                events.remove(stop)
+            if not events and self.stops.get(session) is events:
+                del self.stops[session]
 
     def show(self, rows: list[dict[str, Any]], request: gr.Request) -> list[Any]:
         """Draw what a run that has ended leaves: figures, plots, rounds, code, link, and the table of runs."""
-        session = str(request.session_hash)
+        session = _session(request)
         found = self.results.pop(session, None)
         if found is None:
             return [*[gr.skip()] * 12, *IDLE]
@@ -351,9 +363,11 @@ class _Page:
     def _code(self, found: Comparison | None) -> str:
         if found is None:
             return ""
-        given = found.settings
-        family = self.families.get(given["family"]) or next(iter(self.families.values()))
-        return RunSettings(**given).code(family.name, family.draft, family.dtype)
+        family = self.families.get(found.settings["family"])
+        settings = RunSettings(**found.settings)
+        if family is None or family.name != found.model:  # recorded elsewhere
+            return settings.code(found.model, None, "float32" if "float32" in found.conditions else "bfloat16")
+        return settings.code(family.name, family.draft, family.dtype)
 
     def _points(self, found: Comparison | None) -> pd.DataFrame:
         return pd.DataFrame(explain.timeline_points(found) if found else [], columns=["seconds", "tokens", "side"])
@@ -364,6 +378,13 @@ class _Page:
 
     def _rounds(self, found: Comparison | None) -> int:
         return max(len(found.on.rounds) - 1, 1) if found else 1
+
+
+def _session(request: gr.Request) -> str:
+    """A session's name. Visitors choose their own, so it is hashed: it may become the name of a folder."""
+    if not request.session_hash:
+        raise gr.Error("The request names no session.", print_exception=False)
+    return hashlib.sha256(str(request.session_hash).encode()).hexdigest()
 
 
 def _example_of(prompt: str) -> str:

@@ -26,8 +26,17 @@ def place_controls(families: Mapping[str, Family], limits: Limits) -> list[Any]:
     new_tokens = min(first.max_new_tokens, limits.new_tokens)
     with gr.Accordion("Settings", open=True):
         with gr.Row():
-            family = gr.Dropdown(models, value=models[0][1], label="Model", elem_id="sd-family", min_width=160)
-            strategy = gr.Dropdown(strategies, value="auto", label="Strategy", elem_id="sd-strategy", min_width=160)
+            family = gr.Dropdown(
+                models, value=models[0][1], label="Model", allow_custom_value=True, elem_id="sd-family", min_width=160
+            )
+            strategy = gr.Dropdown(
+                strategies,
+                value="auto",
+                label="Strategy",
+                allow_custom_value=True,
+                elem_id="sd-strategy",
+                min_width=160,
+            )
         length = gr.Slider(
             0, MOST_DRAFT_TOKENS, value=0, step=1, label="Draft tokens a round (0: automatic)", elem_id="sd-length"
         )
@@ -41,5 +50,5 @@ def place_controls(families: Mapping[str, Family], limits: Limits) -> list[Any]:
             )
         with gr.Row():
             chat = gr.Checkbox(True, label="Chat template", elem_id="sd-chat", min_width=140)
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="sd-seed", min_width=140)
+            seed = gr.Number(0, label="Seed", precision=0, elem_id="sd-seed", min_width=140)
     return [family, strategy, length, temperature, tokens, chat, seed]

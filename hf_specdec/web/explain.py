@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .timeline import Comparison, Side
@@ -14,29 +17,27 @@ def why(found: Comparison) -> str:
     """The reason for a run's speed-up, in words and numbers."""
     if found.speedup is None or not found.on.stats:
         return ""
-    stats, off = found.on.stats, found.off
+    stats = found.on.stats
     if stats["fallback_reason"]:
         return f"The call was decoded plainly: {stats['fallback_reason']}."
-    step = _plain_step(off)
-    verify = stats["verify_seconds"] / max(stats["num_spec_steps"], 1)
-    length = stats["mean_acceptance_length"]
-    lean = " The lean forward makes our passes cheaper than Transformers' own." if stats["lean_forward"] else ""
-    if not stats["num_draft_tokens"]:
+    passes, step = _Passes.of(found), _plain_step(found.off)
+    lean = ""
+    if stats["lean_forward"] and passes.undrafted and step:
+        share = passes.undrafted / step
+        lean = f" A pass without a draft took {share:.2f} of plain decoding's step (the lean forward)."
+    if not stats["num_draft_tokens"] or not passes.cost:
         reason = "nothing in the text could be drafted, or drafting didn't pay, so it was left off"
         return f"Each pass gave one token: {reason}.{lean}"
-    draft = stats["draft_seconds"] / max(stats["num_spec_steps"], 1)
-    cost = (verify + draft) / step if step else 0.0
-    drafted_steps = stats["num_spec_steps"] - stats["steps_by_source"].get("none", 0)
-    share = drafted_steps / max(stats["num_spec_steps"], 1)
-    pays = length > cost
+    unit = "passes without one" if passes.undrafted else "plain steps"
+    pays = passes.tokens > passes.cost
     text = (
-        f"A pass with its draft took {cost:.2f} plain steps and gave {length:.2f} tokens"
-        f", so it {'pays' if pays else 'costs more than it gives'}; {share:.0%} of the passes had a draft"
+        f"A pass with a draft took {passes.cost:.2f} {unit} and gave {passes.tokens:.2f} tokens"
+        f", so drafts {'paid' if pays else 'cost more than they gave'}; {passes.share:.0%} of the passes had one"
         f", and {stats['draft_acceptance_rate']:.0%} of the draft tokens were right."
     )
     needed = break_even(found)
     if needed == 0:
-        text += " As such a pass is no dearer than a plain step, every accepted token is a gain."
+        text += " As such a pass was no dearer, every accepted token was a gain."
     elif needed is not None:
         text += f" That is {'above' if pays else 'under'} the break-even of about {needed:.0%}"
         adapted = not pays and not found.settings["num_draft_tokens"]
@@ -45,17 +46,49 @@ def why(found: Comparison) -> str:
 
 
 def break_even(found: Comparison) -> float | None:
-    """The share of draft tokens that must be right for a pass to be worth what it cost here; `None` without drafts.
+    """The share of draft tokens that must be right for a pass with a draft to be worth its cost; `None` without drafts.
 
-    A pass of `d` draft tokens that costs `c` plain steps pays when `1 + rate · d > c`.
+    A pass of `d` draft tokens that costs `c` passes without a draft pays when `1 + rate · d > c`.
     """
-    stats, step = found.on.stats, _plain_step(found.off)
-    steps = stats.get("num_spec_steps", 0)
-    drafted = stats.get("num_draft_tokens", 0) / steps if steps else 0.0
-    if not drafted or not step:
-        return None
-    cost: float = (stats["verify_seconds"] + stats["draft_seconds"]) / steps / step
-    return min(max((cost - 1) / drafted, 0.0), 1.0)
+    passes = _Passes.of(found)
+    return min(max((passes.cost - 1) / passes.drafted, 0.0), 1.0) if passes.cost and passes.drafted else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Means over the passes of a run, the prompt's left out.
+
+    Attributes:
+        cost: Of a pass with a draft, drafting included, in passes without one; where all had one, in plain steps. 0
+            where none had one.
+        tokens: What a pass with a draft gave.
+        drafted: Its draft tokens.
+        share: How many of the passes had a draft.
+        undrafted: Seconds of a pass without one; 0 where all had one.
+    """
+
+    cost: float
+    tokens: float
+    drafted: float
+    share: float
+    undrafted: float
+
+    @classmethod
+    def of(cls, found: Comparison) -> _Passes:
+        timed = [(after.seconds - before.seconds, after) for before, after in pairwise(found.on.rounds)]
+        drafted = [(seconds, each) for seconds, each in timed if each.drafted]
+        plain = [seconds for seconds, each in timed if not each.drafted]
+        undrafted = fmean(plain) if plain else 0.0
+        unit = undrafted or _plain_step(found.off)
+        if not drafted or not unit:
+            return cls(0.0, 1.0, 0.0, 0.0, undrafted)
+        return cls(
+            cost=fmean(seconds for seconds, _ in drafted) / unit,
+            tokens=fmean(each.tokens for _, each in drafted),
+            drafted=fmean(len(each.drafted) for _, each in drafted),
+            share=len(drafted) / len(timed),
+            undrafted=undrafted,
+        )
 
 
 def time_shares(side: Side) -> list[tuple[str, float]]:

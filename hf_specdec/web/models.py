@@ -20,7 +20,8 @@ class Family:
         draft: Hub id or folder of the draft model, or `None`.
         dtype: Of the weights.
         public_name: Hub id for the lines to copy, where `target` is `None`.
-        warmed: Strategies that have run once in this process.
+        warmed: What was learnt in warming up, for each way of running that was warmed up in this process
+            (`RunSettings.way`).
     """
 
     title: str
@@ -28,7 +29,7 @@ class Family:
     draft: str | None = None
     dtype: str = "float32"
     public_name: str = ""
-    warmed: set[str] = field(default_factory=set)
+    warmed: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
     _loaded: tuple[LoadedModel, Any] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -136,7 +136,7 @@ def headline(found: Comparison | None, stage: str = "done", recorded: str = "") 
         )
     else:
         parts.append(f'<span class="sd-stage">{escape(STAGES[stage])}</span>')
-    where = recorded or found.conditions
+    where = ", ".join(filter(None, (found.title, found.model, recorded or found.conditions)))
     if where:
         badge = '<b class="sd-badge">recorded</b> ' if recorded else ""
         parts.append(f'<span class="sd-where">{badge}{escape(where)}</span>')
@@ -262,7 +262,7 @@ def figures(found: Comparison) -> list[tuple[str, str, str]]:
         ("first token", _seconds(off.first_token_seconds), _seconds(on.first_token_seconds)),
         ("whole run", _seconds(off.seconds), _seconds(on.seconds)),
     ]
-    if stats:
+    if stats and not stats.get("fallback_reason"):
         accepted, drafted = stats["num_accepted_draft_tokens"], stats["num_draft_tokens"]
         rate = f"{accepted} of {drafted}" + (f" ({accepted / drafted:.0%})" if drafted else "")
         rows += [

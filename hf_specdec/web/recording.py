@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from ..drafters import recycling
 from ..engine.noise import Noise, row_keys
 from ..errors import SpecDecError
 from ..stats import SpecStats, StepEvent
-from ..tools.differences import find_difference
+from ..tools.differences import Difference, find_difference
 from ..tools.loading import LoadedModel, encode_prompt
 from ..tools.timing import now
-from ..tools.trials import transformers_alone
+from ..tools.trials import Learnt, transformers_alone
 from .detokenizer import Detokenizer
 from .models import Family, conditions
 from .settings import Limits, RunSettings
@@ -81,10 +82,13 @@ def _recorded(
     found.conditions = conditions(loaded, family.dtype)
     found.settings["chat"] = settings.chat and loaded.tokenizer.chat_template is not None
     runner = _Runner(loaded, draft, settings, limits)
-    if settings.strategy not in family.warmed:
+    if settings.way not in family.warmed:
         yield "warm-up", found
-        runner.warm_up()
-        family.warmed.add(settings.strategy)
+        for speculative in (False, True):
+            for _ in runner.run(Side(), speculative, min(WARM_UP_TOKENS, settings.max_new_tokens)):
+                yield "warm-up", found
+        family.warmed[settings.way] = runner.learnt()
+    runner.before = family.warmed[settings.way]
     for stage, side in (("off", found.off), ("on", found.on)):
         most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
         for _ in runner.run(side, stage == "on", most):
@@ -152,6 +156,7 @@ class _Runner:
 
     def __init__(self, loaded: LoadedModel, draft: Any, settings: RunSettings, limits: Limits) -> None:
         self.loaded, self.draft, self.settings, self.limits = loaded, draft, settings, limits
+        self.before: Learnt | None = None  # what a run may know
         self._drafted: dict[int, tuple[int, ...]] = {}  # each round's draft
         self.inputs = encode_prompt(loaded, settings.prompt, chat=None if settings.chat else False)
         self.prompt: list[int] = self.inputs["input_ids"][0].tolist()
@@ -160,17 +165,16 @@ class _Runner:
                 f"The prompt has {len(self.prompt):,} tokens; at most {limits.prompt_tokens:,} are taken here. Shorten it."
             )
 
-    def warm_up(self) -> None:
-        """Let both sides do once what only the first call does."""
-        for speculative in (False, True):
-            until = _Until(self.limits.seconds)
-            self._generate(speculative, WARM_UP_TOKENS, until, lambda at, what: None)
+    def learnt(self) -> Learnt:
+        """What warming up taught, such as costs, without the text: else a run would draft what the warm-up said."""
+        recycling.restore(self.loaded.model, recycling.Memory())
+        return Learnt(self.loaded.model)
 
     def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
         """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        if speculative:  # else it would draft what it saw in the warm-up, or in an earlier run of this prompt
-            recycling.restore(self.loaded.model, recycling.Memory())
+        if speculative and self.before is not None:  # else it would know this prompt from an earlier run
+            self.before.restore()
         until = _Until(self.limits.seconds)
         words = Detokenizer(self.loaded.tokenizer)
         start = now(self.loaded.model.device)
@@ -214,11 +218,18 @@ class _Runner:
             return
         difference = find_difference(self.loaded.model, self.inputs["input_ids"], off, on)
         assert difference is not None
-        if self.settings.temperature:  # with noise on the scores, raw logits say nothing
-            found.difference = f"the texts part at token {difference.index}"
-            found.near_tie = self.loaded.model.dtype != torch.float32
-        else:
-            found.difference, found.near_tie = str(difference), difference.near_tie
+        if self.settings.temperature and difference.gap is not None:
+            difference = self._sampled(difference, off)
+        found.difference, found.near_tie = str(difference), difference.near_tie
+
+    def _sampled(self, difference: Difference, off: list[int]) -> Difference:
+        """A difference with the gap that chose there: of logits / temperature, the position's noise added."""
+        text = torch.tensor([self.prompt + off[: difference.index]], device=self.loaded.model.device)
+        with torch.inference_mode():
+            logits = self.loaded.model(text, logits_to_keep=1).logits[:, -1].float() / self.settings.temperature
+        scores = CoupledNoise(self.settings.seed, self.prompt)(text, logits)[0]
+        gap = float(scores.max() - scores[difference.token_on])
+        return replace(difference, gap=gap, band=difference.band / self.settings.temperature)
 
     def add_probabilities(self, side: Side) -> None:
         """What the target gives every token of an answer, in one forward over it; and the first draft token it refused."""

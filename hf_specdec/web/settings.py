@@ -106,6 +106,11 @@ class RunSettings:
             seed=_whole("seed", given.get("seed", 0), 0, 2**31 - 1),
         )
 
+    @property
+    def way(self) -> tuple[str, int, bool]:
+        """What needs a warm-up of its own: strategy, draft tokens, and whether tokens are sampled."""
+        return self.strategy, self.num_draft_tokens, self.temperature > 0
+
     def query(self) -> str:
         """These settings as the query of a link; a long prompt is left out."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}

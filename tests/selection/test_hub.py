@@ -99,15 +99,6 @@ def test_a_search_finds_what_drafts_come_from(hub: HubServer) -> None:
     assert search("nobody", []) == []
 
 
-def test_a_search_finds_models_of_text_and_images(hub: HubServer) -> None:
-    """What the Hub lists says nothing of the text part; the whole configuration does."""
-    about = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
-    part = {"model_type": "gemma3_text", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 320}
-    hub.push("acme/Tiny-Vision", changed(checkpoint(32, 2), **about, text_config=part), downloads=20)
-    hub.push("acme/Tiny-Vision-Encoder", changed(checkpoint(32, 2), **about), downloads=10)
-    assert [repository.id for repository in search("acme", ["vision"])] == ["acme/Tiny-Vision"]
-
-
 def test_a_search_reads_all_pages_up_to_its_limit(hub: HubServer) -> None:
     hub.page = 3
     assert len(search("acme", ["Tiny"])) == 6

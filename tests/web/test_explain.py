@@ -10,7 +10,7 @@ import pytest
 
 from hf_specdec import SpecStats
 from hf_specdec.web import explain
-from hf_specdec.web.timeline import Comparison, Side, Token
+from hf_specdec.web.timeline import Comparison, Round, Side, Token
 
 
 SETTINGS = {"strategy": "auto", "num_draft_tokens": 0, "temperature": 0.0, "prompt": "SECRET words", "chat": True}
@@ -27,59 +27,89 @@ def stats(passes: int = 10, drafted: int = 40, accepted: int = 20, **more: Any) 
     return SpecStats(**given | more).to_dict()
 
 
-def comparison(given: dict[str, Any] | None = None, tokens: int = 31, **more: Any) -> Comparison:
+def rounds(
+    cost: float = 1.5, drafted: int = 4, accepted: int = 2, plain: int = 2, passes: int = 8, unit: float = 0.1
+) -> list[Round]:
+    """The prompt's pass, then passes without a draft, then some with one."""
+    made = [Round(0, "none", [], 0, 0, 1, 0.2)]
+    for number in range(plain + passes):
+        with_draft = number >= plain
+        last = made[-1]
+        made.append(
+            Round(
+                number + 1, "draft_model" if with_draft else "none", ["x"] * drafted if with_draft else [],
+                accepted if with_draft else 0, last.first + last.tokens, 1 + accepted * with_draft,
+                last.seconds + unit * (cost if with_draft else 1.0),
+            )
+        )  # fmt: skip
+    return made
+
+
+def comparison(
+    given: dict[str, Any] | None = None, tokens: int = 31, made: list[Round] | None = None, **more: Any
+) -> Comparison:
     off = [Token(at, "x", 0.2 + 0.1 * at) for at in range(tokens)]
     on = [Token(at, "x", 0.2 + 0.05 * (at // 3)) for at in range(tokens)]
-    sides = Side(off, [], off[-1].seconds, True), Side(on, [], 2.0, True, stats=stats() if given is None else given)
+    made = rounds() if made is None else made
+    sides = Side(off, [], off[-1].seconds, True), Side(on, made, 2.0, True, stats=stats() if given is None else given)
     return replace(Comparison(*sides, dict(SETTINGS), "model", "", title="an example"), **more)
 
 
 class TestBreakEven:
     @pytest.mark.parametrize(
-        ("verify", "draft", "drafted", "rate"),
+        ("cost", "drafted", "rate"),
         [
-            (1.0, 0.5, 40, 0.125),  # passes of 1.5 steps with 4 drafted: half a step over four tokens
-            (1.0, 1.0, 40, 0.25),
-            (2.0, 1.0, 20, 1.0),  # two tokens at 3 steps: all must be right
-            (9.0, 1.0, 20, 1.0),  # and there is no more than all
-            (0.5, 0.1, 40, 0.0),  # cheaper than a plain step
+            (1.5, 4, 0.125),  # half a pass over four tokens
+            (2.0, 4, 0.25),
+            (3.0, 2, 1.0),  # two tokens for two passes: all must be right
+            (10.0, 2, 1.0),  # and there is no more than all
+            (0.6, 4, 0.0),  # cheaper than a pass without a draft
         ],
     )
-    def test_by_hand(self, verify: float, draft: float, drafted: int, rate: float) -> None:
-        found = comparison(stats(drafted=drafted, verify_seconds=verify, draft_seconds=draft))
-        assert explain.break_even(found) == pytest.approx(rate)
+    def test_by_hand(self, cost: float, drafted: int, rate: float) -> None:
+        assert explain.break_even(comparison(made=rounds(cost, drafted))) == pytest.approx(rate)
+
+    def test_passes_without_a_draft_are_the_unit(self) -> None:
+        """Cheap passes of ours aren't the drafts' merit."""
+        cheap = comparison(made=rounds(cost=3.0, unit=0.05))
+        assert explain.break_even(cheap) == pytest.approx(0.5)
+        all_drafted = comparison(made=rounds(cost=3.0, unit=0.05, plain=0))  # 1.5 plain steps of 0.1 s
+        assert explain.break_even(all_drafted) == pytest.approx(0.125)
 
     def test_none(self) -> None:
-        assert explain.break_even(comparison(stats(drafted=0, accepted=0))) is None
-        assert explain.break_even(comparison(stats(passes=0, drafted=0, accepted=0))) is None
-        assert explain.break_even(comparison({})) is None
-        assert explain.break_even(comparison(tokens=1)) is None
+        assert explain.break_even(comparison(made=rounds(passes=0))) is None
+        assert explain.break_even(comparison(made=[])) is None
+        assert explain.break_even(comparison(made=rounds(plain=0), tokens=1)) is None
 
 
 class TestWhy:
     def test_pays(self) -> None:
         assert explain.why(comparison()) == (
-            "A pass with its draft took 1.50 plain steps and gave 3.00 tokens, so it pays; 80% of the passes had a draft, and "
-            "50% of the draft tokens were right. That is above the break-even of about 12%."
+            "A pass with a draft took 1.50 passes without one and gave 3.00 tokens, so drafts paid; 80% of the passes had "
+            "one, and 50% of the draft tokens were right. That is above the break-even of about 12%."
         )
 
+    def test_all_drafted(self) -> None:
+        assert "took 1.50 plain steps and gave 3.00 tokens" in explain.why(comparison(made=rounds(plain=0)))
+
     def test_costs(self) -> None:
-        text = explain.why(comparison(stats(accepted=4)))
-        assert "took 1.50 plain steps and gave 1.40 tokens, so it costs more than it gives" in text
+        text = explain.why(comparison(stats(accepted=0), made=rounds(accepted=0)))
+        assert "took 1.50 passes without one and gave 1.00 tokens, so drafts cost more than they gave" in text
         assert text.endswith("under the break-even of about 12%, so drafts were kept short or switched off.")
 
     def test_costs_with_a_fixed_length(self) -> None:
         """Then nothing kept the drafts short."""
-        text = explain.why(comparison(stats(accepted=4), settings=SETTINGS | {"num_draft_tokens": 4}))
+        settings = SETTINGS | {"num_draft_tokens": 4}
+        text = explain.why(comparison(stats(accepted=0), made=rounds(accepted=0), settings=settings))
         assert text.endswith("under the break-even of about 12%.")
 
-    @pytest.mark.parametrize("accepted", [0, 4, 5, 6, 40])
-    @pytest.mark.parametrize("verify", [0.4, 0.9, 1.0, 9.0])
-    def test_it_agrees_with_itself(self, accepted: int, verify: float) -> None:
-        text = explain.why(comparison(stats(accepted=accepted, verify_seconds=verify)))
-        assert ("it pays" in text) != ("costs more" in text)
-        assert not ("above the" in text and "costs more" in text)
-        assert not ("under the" in text and "it pays" in text)
+    @pytest.mark.parametrize("accepted", [0, 1, 2, 4])
+    @pytest.mark.parametrize("cost", [0.4, 0.9, 1.0, 2.5, 9.0])
+    def test_it_agrees_with_itself(self, accepted: int, cost: float) -> None:
+        text = explain.why(comparison(stats(accepted=10 * accepted), made=rounds(cost, accepted=accepted)))
+        assert ("drafts paid" in text) != ("cost more" in text)
+        assert not ("above the" in text and "cost more" in text)
+        assert not ("under the" in text and "drafts paid" in text)
 
     def test_no_drafts(self) -> None:
         text = explain.why(comparison(stats(drafted=0, accepted=0)))
@@ -90,10 +120,9 @@ class TestWhy:
         assert text == "The call was decoded plainly: the cache can't be rolled back."
 
     def test_lean(self) -> None:
-        for given in (stats(lean_forward=True), stats(drafted=0, accepted=0, lean_forward=True)):
-            assert explain.why(comparison(given)).endswith(
-                "The lean forward makes our passes cheaper than Transformers' own."
-            )
+        for given, made in ((stats(), rounds(unit=0.07)), (stats(drafted=0, accepted=0), rounds(passes=0, unit=0.07))):
+            text = explain.why(comparison(given | {"lean_forward": True}, made=made))
+            assert text.endswith("A pass without a draft took 0.70 of plain decoding's step (the lean forward).")
 
     def test_nothing_to_explain(self) -> None:
         assert explain.why(Comparison(Side(), Side(), {}, "", "")) == ""

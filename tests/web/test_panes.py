@@ -273,7 +273,7 @@ class TestHeadline:
         root = parsed(panes.headline(comparison()))
         assert root.all("span", "sd-big")[0].text == "2.00× as fast"
         assert root.all("span", "sd-same")[0].text == "✓ same text: yes"
-        assert root.all("span", "sd-where")[0].text == "<CPU> & more"
+        assert root.all("span", "sd-where")[0].text == "model, <CPU> & more"
 
     def test_slower(self) -> None:
         assert "slower" in panes.headline(comparison(on=replace(side("plain", "plain"), seconds=4.0)))
@@ -298,7 +298,7 @@ class TestHeadline:
     def test_recorded(self) -> None:
         root = parsed(panes.headline(comparison(), recorded="<there> & then"))
         assert root.all("b", "sd-badge")[0].text == "recorded"
-        assert root.all("span", "sd-where")[0].text == "recorded <there> & then"
+        assert root.all("span", "sd-where")[0].text == "recorded model, <there> & then"
 
     def test_before_the_first(self) -> None:
         assert parsed(panes.headline(None)).text == "Press Run."

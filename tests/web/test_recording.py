@@ -133,8 +133,9 @@ class TestText:
         """Also where the model's saved settings ask for speculation."""
         family = new_family()
         family.load()[0].model.generation_config.speculative = "prompt_lookup"
-        family.warmed.add("prompt_lookup")
-        running = record(family, settings_for(family, strategy="prompt_lookup"), Limits())
+        asked = settings_for(family, strategy="prompt_lookup")
+        family.warmed[asked.way] = None
+        running = record(family, asked, Limits())
         for _, found in running:
             if found.off.done:
                 break
@@ -463,14 +464,14 @@ class TestFailures:
                     armed.append(1)
 
         if stage == "off":
-            family.warmed.add("none")
+            family.warmed["none", 0, False] = None
             armed.append(1)
         with pytest.raises(SpecDecError) as caught:
             run()
         assert message in str(caught.value)
         assert len(str(caught.value)) < 400
         assert is_idle()
-        assert ("none" in family.warmed) == (stage != "warm-up")
+        assert bool(family.warmed) == (stage != "warm-up")
         armed.clear()
         assert recorded(family, strategy="none", max_new_tokens=2).complete
 
@@ -581,8 +582,8 @@ class TestComparison:
         assert Comparison(off, on, {}, "", "", difference="at token 2").same_text is False
 
     def test_difference(self, family: Family) -> None:
-        """Greedy: with the gap in logits. Sampled: raw logits say nothing, so only the place."""
-        for given, message in (({}, "not a near-tie at token 1, gap "), (HOT, "the texts part at token 1")):
+        """With the gap of the scores that chose: logits, or where tokens are sampled logits with the noise of the place."""
+        for given, message in (({}, "not a near-tie at token 1, gap "), (HOT, "not a near-tie at token 1, gap ")):
             found = recorded(family, strategy="none", max_new_tokens=3, **given)
             found.on.tokens[1].id = (found.on.tokens[1].id + 1) % 256
             recording._Runner(*family.load(), settings_for(family, **given), Limits()).compare(found)
