@@ -211,7 +211,9 @@ class _Page:
         """What didn't get into the queue doesn't run; Gradio has said why."""
         if events := self.stops.get(_session(request)):
             events.pop()
-        return panes.problem("This run couldn't be made. Check the settings; too many may be waiting, too."), *IDLE
+        return panes.problem(
+            "This run couldn't be made. Check the settings; if too many wait, try again in a minute."
+        ), *IDLE
 
     def leave(self, request: gr.Request) -> None:
         """A closed page frees the device, and leaves nothing behind."""
