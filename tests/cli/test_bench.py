@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_specdec import PromptLookup, cli
+from hf_specdec import PromptLookup
 from hf_specdec.cli import bench as cli_bench
 from hf_specdec.tools import bench, demo, plots, progress
 from hf_specdec.tools.loading import LoadedModel
@@ -42,19 +42,8 @@ def prompts(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Run the command as a shell would; returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["hf-specdec", "bench", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(exit_info.value.code or 0), out, err
-
-    return run
+def run(shell: Any) -> Bench:
+    return partial(shell, "bench")
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-from hf_specdec import cli
 
 from ..tools.tiny_chat import save_tiny_chat_model
 
@@ -28,18 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command as a shell would; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hf-specdec", "demo", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(exit_info.value.code or 0), out, err
-
-    return run
+def run(shell: Any) -> Run:
+    return partial(shell, "demo")
 
 
 @pytest.fixture
