@@ -1,9 +1,11 @@
-"""What showing a run costs it: the same runs with nobody watching, and streamed to a visitor of the page; in turns.
+"""What showing a run costs it, and whether the page's speed-up is `hf-specdec bench`'s.
 
-    python benchmarks/page.py --trials 6 --max-new-tokens 96
+    python benchmarks/page.py --trials 8 --max-new-tokens 96
 
-The visitor is another process that reads the page's stream as a browser does, without drawing it: browsers are on other
-machines. Both sides of each run are compared: tokens a second watched ÷ unwatched.
+Each trial runs the first example three times: with nobody watching, streamed to a visitor of the page (these two in
+turns first), and as `bench` does: plain, on, plain. The visitor is another process that reads the page's stream as a
+browser does, without drawing it: browsers are on other machines. Watched ÷ unwatched is said of tokens a second, and of
+the server's own processor time, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 
@@ -24,7 +27,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.common import about
+from hf_specdec.config import SpecConfig
+from hf_specdec.tools.loading import encode_batch
 from hf_specdec.tools.timing import quartiles
+from hf_specdec.tools.trials import Learnt, Method, Run, decode, interleave
 from hf_specdec.web.app import build, launch
 from hf_specdec.web.examples import examples
 from hf_specdec.web.models import families
@@ -79,35 +85,78 @@ def main() -> None:
     names = {each["api_name"]: each["id"] for each in page.config["dependencies"]}
     values = [*(getattr(settings, name) for name in ("prompt", "family", "strategy", "num_draft_tokens", "temperature",
                 "max_new_tokens", "chat", "seed")), None]  # fmt: skip
-    unwatched, updates = [], []
-    for trial in range(options.trials + 1):  # the first pair warms up
-        *_, (_, found) = record(offered[key], settings, limits)
+
+    def visit() -> int:
         done = subprocess.run(
             [sys.executable, "-c", VISITOR, json.dumps([address, names["begin"], names["run"], values])],
             capture_output=True,
             text=True,
             check=True,
         )
-        if not trial:
-            watched.clear()
-            continue
+        return int(done.stdout)
+
+    def alone() -> Comparison:
+        *_, (_, found) = record(offered[key], settings, limits)
+        return found
+
+    alone(), visit(), watched.clear()  # warm up
+    loaded, _ = offered[key].load()
+    inputs, learnt = encode_batch(loaded, [prompt]), Learnt(loaded.model)
+
+    def plain_or_on(method: Method) -> Run:
+        learnt.restore()
+        return decode(loaded, inputs, method, options.max_new_tokens)
+
+    unwatched: list[Comparison] = []
+    processor: list[float] = []
+    benched: list[float] = []
+    updates: list[int] = []
+    for trial in range(1, options.trials + 1):
+        first_alone = bool(trial % 2)
+        if first_alone:
+            found, alone_seconds = timed(alone)
+        seen, watched_seconds = timed(visit)
+        if not first_alone:
+            found, alone_seconds = timed(alone)
+        plain, on = interleave(plain_or_on, [Method("on", SpecConfig())], 1, {})
+        around = (plain[0].seconds_per_token + plain[1].seconds_per_token) / 2
+        benched.append(around / on["on"][0].run.seconds_per_token)
         unwatched.append(found)
-        updates.append(int(done.stdout))
+        updates.append(seen)
+        processor.append(watched_seconds / alone_seconds)
         print(
-            f"{trial}: speed-up {found.speedup:.2f} unwatched, {watched[-1].speedup:.2f} watched, {updates[-1]} updates"
+            f"{trial}: speed-up {found.speedup:.2f} unwatched, {watched[-1].speedup:.2f} watched, {benched[-1]:.2f} bench; "
+            f"processor time watched ÷ unwatched {processor[-1]:.3f}; {seen} updates",
+            flush=True,
         )
-    result: dict[str, Any] = {"about": about(sys.argv), "updates": updates, "trials": options.trials}
+    result: dict[str, Any] = {"about": about(sys.argv), "trials": options.trials, "updates": updates}
     for side in ("off", "on"):
         ratios = [
             getattr(seen, side).tokens_per_second / getattr(alone, side).tokens_per_second
             for seen, alone in zip(watched, unwatched, strict=True)
         ]
-        result[side] = {"median": median(ratios), "quartiles": quartiles(ratios), "ratios": ratios}
-        print(
-            f"{side}: watched ÷ unwatched {median(ratios):.3f}, quartiles {quartiles(ratios)[0]:.3f}–{quartiles(ratios)[2]:.3f}"
-        )
+        result[f"tokens a second, {side}, watched ÷ unwatched"] = told(f"{side}: watched ÷ unwatched", ratios)
+    result["processor time, watched ÷ unwatched"] = told("processor time, watched ÷ unwatched", processor)
+    result["speed-up, page"] = told("speed-up, page", [each.speedup or 0.0 for each in watched])
+    result["speed-up, page, unwatched"] = told("speed-up, unwatched", [each.speedup or 0.0 for each in unwatched])
+    result["speed-up, bench"] = told("speed-up, bench", benched)
     if options.out:
         Path(options.out).write_text(json.dumps(result, indent=2), encoding="utf-8")
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What it returned, and the processor seconds that this process spent meanwhile."""
+    began = time.process_time()
+    found = run()
+    return found, time.process_time() - began
+
+
+def told(what: str, ratios: list[float]) -> dict[str, Any]:
+    """A figure with its spread, printed and for the record."""
+    low, middle, high = quartiles(ratios)
+    mean = geometric_mean(ratios)
+    print(f"{what}: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, geometric mean {mean:.3f}")
+    return {"median": median(ratios), "quartiles": [low, middle, high], "geometric_mean": mean, "ratios": ratios}
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, example in chosen(given.examples):
         settings = RunSettings.checked(
             LIMITS, {key: family}, family=key, prompt=example.text, temperature=example.temperature,
+            strategy=example.strategy, num_draft_tokens=example.num_draft_tokens,
             max_new_tokens=given.max_new_tokens or example.max_new_tokens,
         )  # fmt: skip
         run, speedups = median_run(family, settings, example.title, given.runs)

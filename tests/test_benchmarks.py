@@ -351,14 +351,14 @@ class TestTraces:
     def test_at_toy_size(self, traces: Any, chat: Path, tmp_path: Path) -> None:
         from hf_specdec.web.timeline import Comparison
 
-        names = ["--examples", "chat,where-drafts-can-t-help-short-high-temperature"]
+        names = ["--examples", "chat,where-it-loses-short-random-too-long-drafts"]
         traces.main([*names, "--model", str(chat), "--runs", "1", "--max-new-tokens", "8", "--out", str(tmp_path)])
         files = sorted(tmp_path.iterdir())
         assert [file.name for file in files] == [
             "05-chat.json",
-            "07-where-drafts-can-t-help-short-high-temperature.json",
+            "07-where-it-loses-short-random-too-long-drafts.json",
         ]
-        for file, title in zip(files, ("Chat", "Where drafts can't help: short, high temperature"), strict=True):
+        for file, title in zip(files, ("Chat", "Where it loses: short, random, too long drafts"), strict=True):
             given = json.loads(file.read_text())
             run = Comparison.from_dict(given["run"])
             assert run.complete

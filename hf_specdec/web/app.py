@@ -152,7 +152,7 @@ class _Page:
             shown = [*drawn, link, table, as_csv, as_json, rows, run, stop]
             light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
             status = [headline, run, stop]
-            example.input(self.choose, example, [prompt, controls[3], controls[4]], **light).then(
+            example.input(self.choose, example, [prompt, *controls[1:5]], **light).then(
                 self.show_recorded, example, [*answers, *drawn], **light
             ).then(None, js="() => window.hfSpecdec.play(true)")
             prompt.change(_example_of, prompt, example, **light)
@@ -185,8 +185,9 @@ class _Page:
         """An example's prompt and settings; for an own prompt everything stays."""
         found = next((each for each in examples() if each.title == title), None)
         if found is None:
-            return "", gr.skip(), gr.skip()
-        return found.text, found.temperature, min(found.max_new_tokens, self.limits.new_tokens)
+            return "", *[gr.skip()] * 4
+        most = min(found.max_new_tokens, self.limits.new_tokens)
+        return found.text, found.strategy, found.num_draft_tokens, found.temperature, most
 
     def begin(self, request: gr.Request) -> tuple[Any, ...]:
         """Make the session's run stoppable, also while it waits for its turn."""

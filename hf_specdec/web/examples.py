@@ -20,12 +20,16 @@ class Example:
         text: The prompt.
         temperature: What to sample with.
         max_new_tokens: Most tokens of the answer.
+        strategy: Where drafts come from; one of `settings.STRATEGIES`.
+        num_draft_tokens: Draft tokens a round; 0 leaves it to the controller.
     """
 
     title: str
     text: str
     temperature: float = 0.0
     max_new_tokens: int = 96
+    strategy: str = "auto"
+    num_draft_tokens: int = 0
 
 
 @cache
