@@ -20,7 +20,7 @@ from . import hub as real_hub
 from . import remembered, sources
 from .asking import HubProblem
 from .candidates import Candidate, Choice, Repository
-from .catalog import DRAFT_KINDS, RUNNABLE_HEADS, kind_of, load_catalog
+from .catalog import DRAFT_KINDS, RUNNABLE_HEADS, Catalog, kind_of, load_catalog
 from .facts import bytes_of, decoder_config, facts_of, quantised_bits
 from .ranking import ROUND, Prediction, cannot_pay, memory_bytes, predict
 from .sources import Option, Target
@@ -74,12 +74,14 @@ def pick(
         repository = hub.describe(target, revision=revision, **asking)
     except HubProblem as problem:
         if problem.kind in ("missing", "unusable", "disk") and catalog.member(target) is None:
+            if problem.kind == "missing" and (near := _near(target, catalog)):
+                raise HubProblem("missing", f"{problem} Did you mean {near}?") from problem
             raise
         notes.append(f"unverified, because the target's files can't be read: {problem}")
     known = Target.of(target, repository, _tokenizer(target, repository, asking, hub), catalog)
     if known is None:
-        near = get_close_matches(target, [each.id for each in catalog.members()], n=1, cutoff=0.8)
-        notes.append(f"the catalog doesn't know {target}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = _near(target, catalog)
+        notes.append(f"the catalog doesn't know {target}" + (f"; did you mean {near}?" if near else ""))
         return Choice(target, None, (), tuple(notes))
     if quantization_config is not None:
         known = replace(known, facts=replace(known.facts, bits=quantised_bits(quantization_config)))
@@ -282,6 +284,11 @@ class _Search:
             if _gain(best) > BETTER * _gain(chosen):
                 size = (best.download_bytes or 0) / 1e9
                 self.notes.append(f"{best.id}, a download of {size:.2f} GB, promises {_gain(best):.2f}×")
+
+
+def _near(target: str, catalog: Catalog) -> str | None:
+    """The id in the catalog that a misspelt one may mean."""
+    return next(iter(get_close_matches(target, [each.id for each in catalog.members()], n=1, cutoff=0.8)), None)
 
 
 def _tokenizer(target: str, repository: Repository | None, asking: dict[str, Any], hub: Any) -> Path | None:

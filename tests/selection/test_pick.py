@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from hf_specdec import SpecDecError
 from hf_specdec.selection import catalog, pick, remembered
+from hf_specdec.selection.asking import HubProblem
 from hf_specdec.selection.candidates import Choice
 
 from .fake_hub import CONFIGS, FILES, FakeHub, configs_by_id
@@ -165,6 +166,13 @@ def test_nothing_known_and_nothing_reachable(hub: FakeHub) -> None:
 def test_a_misspelt_name_and_nothing_reachable(hub: FakeHub) -> None:
     hub.problems["Qwen/Qwen3-8"] = "network"
     assert pick.pick("Qwen/Qwen3-8", hub=hub).notes[-1].endswith("; did you mean Qwen/Qwen3-8B?")
+
+
+def test_a_misspelt_name_that_the_hub_does_not_have(hub: FakeHub) -> None:
+    hub.problems["Qwen/Qwen3-8"] = "missing"
+    with pytest.raises(HubProblem, match=r"Did you mean Qwen/Qwen3-8B\?$") as caught:
+        pick.pick("Qwen/Qwen3-8", hub=hub)
+    assert caught.value.kind == "missing"
 
 
 def test_a_name_without_an_owner(hub: FakeHub) -> None:
