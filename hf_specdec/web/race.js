@@ -1,4 +1,4 @@
-// The replay of both answers at their true speed, and the tooltip of a token. Everything needed is in the spans.
+// The replay of both answers at their true speed, the tooltip of a token, and links. Everything needed is in the spans.
 (() => {
   "use strict";
   let race = 0; // the number of the race that runs; an older one ends when it sees a newer number
@@ -99,6 +99,9 @@
     const { top, bottom } = headline.getBoundingClientRect();
     if (top < 0 || bottom > window.innerHeight) headline.scrollIntoView();
   }
+
+  // A link to other settings, put into the address of a page that is open, changes what stands behind the # alone.
+  window.addEventListener("hashchange", () => window.location.reload());
 
   window.hfSpecdec = { play, look };
 })();
