@@ -13,8 +13,10 @@ from hf_specdec.web.settings import Limits
 from .parrot import Parrot
 
 
-LIMITS = Limits(prompt_characters=3000, prompt_tokens=600, new_tokens=300, seconds=30.0)
+LIMITS = Limits(prompt_characters=3000, prompt_tokens=600, new_tokens=300, seconds=120.0)
 WAITING = 3  # places in the queue
+SECONDS = 30.0  # to wait for what takes far less, on machines that do much else
+CRAWL = 0.2  # seconds a forward: a run of some hundred tokens ends in that time only where something ends it
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,19 @@ class Served:
         """Whether a run holds the device."""
         return _DEVICE.locked()
 
-    def wait_free(self, seconds: float = 10.0) -> None:
-        """Wait until nothing runs."""
-        wait_for(lambda: not self.decodes, seconds)
+    @property
+    def waiting(self) -> int:
+        """Runs in the queue."""
+        return len(self.page._queue)
+
+    def wait_free(self) -> None:
+        """Wait until nothing runs and nothing is about to."""
+        wait_for(lambda: not self.decodes and not self.waiting)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Wait until something is so; at most so long."""
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, "it didn't come to be"
         time.sleep(0.02)
