@@ -1,8 +1,7 @@
 """Off, then on: one prompt decoded by plain `generate` and by ours, alone on the device, every token with its time.
 
 The two runs never compete: they follow each other, in the same process, with the same settings and the same seed. What
-the page shows while they run takes a little from both, more from the second, beside which the first one's pane is drawn
-again.
+the page shows while they run takes a little from both.
 """
 
 from __future__ import annotations

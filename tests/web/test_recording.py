@@ -673,7 +673,7 @@ class TestPickedDraft:
         assert draft is None  # the page offers no draft model that visitors could choose
         found = recorded(alone, strategy="auto")
         assert asked == [False]
-        assert "draft_model" in {each.source for each in found.on.rounds}
+        assert found.on.stats["drafter"] == "hybrid"
 
     def test_declined(self, alone: Family, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(automatic, "_find", lambda *given: None)
