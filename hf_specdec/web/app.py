@@ -160,6 +160,7 @@ class _Page:
             turn = run.click(self.begin, None, status, **light).then(
                 self.run, prompt_and_controls, answers, api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
+                preprocess=False,  # `RunSettings.checked` takes anything; Gradio logs what it can't take
             )  # fmt: skip
             drawing = turn.success(self.show, rows, shown, **light)
             drawing.failure(self.refused, None, status, **light)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 from hf_specdec.web.recording import _DEVICE
 from hf_specdec.web.settings import Limits
@@ -48,3 +52,18 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < end, "it didn't come to be"
         time.sleep(0.02)
+
+
+def absent(what: str) -> NoReturn:
+    """Skip tests that need it; on CI, which has it, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI needs {what}")
+    pytest.skip(f"needs {what}")
+
+
+def needed(module: str) -> Any:
+    """A module that only tests of the page need."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        absent(module)

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 import shutil
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
 
 from .parrot import parrot_family, save_parrot
-from .served import LIMITS, WAITING, Served
-
-
-def absent(what: str) -> NoReturn:
-    """Skip tests that need it; on CI, which has it, fail."""
-    if os.environ.get("CI"):
-        pytest.fail(f"CI needs {what}")
-    pytest.skip(f"needs {what}")
-
-
-def needed(module: str) -> Any:
-    """A module that only tests of the page need."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        absent(module)
+from .served import LIMITS, WAITING, Served, absent, needed
 
 
 @pytest.fixture(scope="session")

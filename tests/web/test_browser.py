@@ -17,8 +17,7 @@ import pytest
 
 from hf_specdec.web.examples import examples, traces
 
-from .served import CRAWL, LIMITS, SECONDS, WAITING, Served, wait_for
-from .serving import needed
+from .served import CRAWL, LIMITS, SECONDS, WAITING, Served, needed, wait_for
 
 
 pytest_plugins = ["tests.web.serving"]

@@ -386,7 +386,6 @@ class TestStopping:
         assert not found.checked
         assert found.speedup is not None
         assert all(token.probability is None for token in found.on.tokens)
-        asked.clear()
         assert [len(each._forward_pre_hooks) for each in (first, second)] == [1, 1]
         assert recorded(family, max_new_tokens=3).checked
 
