@@ -223,15 +223,15 @@ def test_runs_as_it_lies_on_the_hub(tiny: str, tmp_path: Path) -> None:
     prompts.write_text(prompts.read_text(encoding="utf-8").replace("Code edit", "Of the copy"), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = free.getsockname()[1]  # if another process takes it meanwhile, the next free one is served, and printed
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env |= {"GRADIO_SERVER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
+    env |= {"GRADIO_SERVER_PORT": str(port), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     log = (tmp_path / "log").open("w+")
     process = subprocess.Popen(
         [sys.executable, "app.py"], cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
     )
     try:
-        page = opened(f"http://127.0.0.1:{port}/", process, tmp_path / "log")
+        page = opened(process, tmp_path / "log")
     finally:
         process.terminate()
         process.wait(30)
@@ -240,15 +240,14 @@ def test_runs_as_it_lies_on_the_hub(tiny: str, tmp_path: Path) -> None:
     assert "sd-prompt" in page
 
 
-def opened(address: str, process: subprocess.Popen[Any], log: Path) -> str:
-    """A page, as soon as it is served."""
+def opened(process: subprocess.Popen[Any], log: Path) -> str:
+    """A page, as soon as its address is printed."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(address, timeout=30) as answer:
+        if address := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            with urllib.request.urlopen(address[0], timeout=30) as answer:
                 return str(answer.read().decode())
-        except OSError:
-            time.sleep(0.25)
+        time.sleep(0.25)
     raise AssertionError(f"not served: {log.read_text()}")
 
 

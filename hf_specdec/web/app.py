@@ -155,23 +155,28 @@ class _Page:
             example.input(self.choose, example, [prompt, *controls[1:5]], **light).then(
                 self.show_recorded, example, [*answers, *drawn], **light
             ).then(None, js="() => window.hfSpecdec.play(true)")
-            prompt.change(_example_of, prompt, example, **light)
+            prompt.change(lambda text: title_of(text, OWN), prompt, example, **light)
             # only what changes during a run: Gradio makes every other output's component anew for each update
             turn = run.click(self.begin, None, status, **light).then(
                 self.run, prompt_and_controls, answers, api_visibility="private", concurrency_id=DEVICE,
                 concurrency_limit=1, show_progress="hidden", trigger_mode="multiple",
+                preprocess=False,  # `RunSettings.checked` takes anything; Gradio logs what it can't take
             )  # fmt: skip
             drawing = turn.success(self.show, rows, shown, **light)
             drawing.failure(self.refused, None, status, **light)
-            drawing.success(None, link, link, js="(link) => (window.hfSpecdec.play(), new URL(link, location).href)")
+            drawing.success(
+                None, link, link, js="(link) => (window.hfSpecdec.play(), location.origin + location.pathname + link)"
+            )
             turn.failure(self.refused, None, status, **light)
             stop.click(self.stop, None, status, **light)
             run.click(None, js="() => window.hfSpecdec.look()")
             race.click(None, js="() => (window.hfSpecdec.look(), window.hfSpecdec.play())")
             number.change(self.show_round, [last, number], view, **light)
-            page.load(self.from_link, None, [*prompt_and_controls, example], **light).then(
-                None, js="() => window.hfSpecdec.play(true)"
-            )
+            # what stands behind a link's # goes to no server's log; older links have it behind a ?
+            page.load(
+                self.from_link, link, [*prompt_and_controls, example, headline],
+                js="() => location.hash.slice(1) || location.search.slice(1)", **light,
+            ).then(None, js="() => window.hfSpecdec.play(true)")  # fmt: skip
             page.unload(self.leave)
             gr.api(  # type: ignore[attr-defined]
                 self.compare, api_name="compare", concurrency_id=DEVICE, concurrency_limit=1
@@ -232,6 +237,8 @@ class _Page:
         session = _session(request)
         values = (prompt, family, strategy, num_draft_tokens, temperature, max_new_tokens, chat, seed)
         nothing = [gr.skip()] * 4
+        shown: list[Any] = [None] * 4
+        ended = False  # the run without speculation: then its pane stays as it is
         found: Comparison | None = None
         events = self.stops.get(session)
         if not events:
@@ -250,12 +257,10 @@ class _Page:
                     if stop.is_set():
                         break
                     if stage != "done":
-                        yield [
-                            panes.headline(found, stage),
-                            self._pane(found.off, False),
-                            self._pane(found.on, True),
-                            "",
-                        ]
+                        left = shown[1] if ended else self._pane(found.off, False)
+                        new = [panes.headline(found, stage), left, self._pane(found.on, True), ""]
+                        yield [gr.skip() if each == old else each for each, old in zip(new, shown, strict=True)]
+                        shown, ended = new, stage in ("on", "checking")
             finally:
                 running.close()  # type: ignore[attr-defined]
             assert found is not None
@@ -284,13 +289,13 @@ class _Page:
         rows = [*rows, explain.row_of(found, len(rows) + 1)]
         files = explain.write_rows(rows, Path(self.folder.name) / session)
         downloads = [gr.DownloadButton(value=file, interactive=True) for file in files]
-        link = f"?{RunSettings(**found.settings).query()}"
+        link = f"#{RunSettings(**found.settings).query()}"
         return [*self._drawn(found), link, pd.DataFrame(rows), *downloads, rows, *IDLE]
 
-    def show_recorded(self, title: str) -> list[Any]:
-        """The recorded run of an example, if there is one."""
+    def show_recorded(self, title: str, request: gr.Request) -> list[Any]:
+        """The recorded run of an example, if there is one; while the session's own run is on, that one stays."""
         for recorded, found in traces():
-            if found.title == title:
+            if found.title == title and not self.stops.get(_session(request)):
                 return [*self._answers(found, recorded), *self._drawn(found)]
         return [gr.skip()] * 11
 
@@ -318,25 +323,17 @@ class _Page:
         """The round that the slider stands at."""
         return panes.round_view(Comparison.from_dict(last).on if last else Side(), int(number))
 
-    def from_link(self, request: gr.Request) -> list[Any]:
-        """The settings of the link that the page was opened with; what it says wrongly is left as it is."""
-        query = dict(request.query_params)
-        if not query.keys() & set(CONTROLS):
-            return [gr.skip()] * (len(CONTROLS) + 1)
+    def from_link(self, link: Any) -> list[Any]:
+        """The settings of the link that the page was opened with; what it says wrongly is named, and left as it is."""
         first = examples()[0]
-        known = {
-            "prompt": first.text, "family": next(iter(self.families)), "temperature": first.temperature,
-            "max_new_tokens": min(first.max_new_tokens, self.limits.new_tokens),
-        }  # fmt: skip
-        for name in CONTROLS:
-            if name in query:
-                try:
-                    RunSettings.checked(self.limits, self.families, **known | {name: query[name]})
-                except SpecDecError:
-                    continue
-                known[name] = query[name]
-        settings = RunSettings.checked(self.limits, self.families, **known)
-        return [*(getattr(settings, name) for name in CONTROLS), _example_of(settings.prompt)]
+        settings, refused = RunSettings.from_query(
+            link, self.limits, self.families, prompt=first.text, temperature=first.temperature,
+            max_new_tokens=min(first.max_new_tokens, self.limits.new_tokens),
+        )  # fmt: skip
+        if settings is None:
+            return [gr.skip()] * (len(CONTROLS) + 2)
+        problem = panes.problem(f"Not all of the link could be taken. {' '.join(refused)}") if refused else gr.skip()
+        return [*(getattr(settings, name) for name in CONTROLS), title_of(settings.prompt, OWN), problem]
 
     # What is shown
 
@@ -388,8 +385,3 @@ def _session(request: gr.Request) -> str:
     if not request.session_hash:
         raise gr.Error("The request names no session.", print_exception=False)
     return hashlib.sha256(str(request.session_hash).encode()).hexdigest()
-
-
-def _example_of(prompt: str) -> str:
-    """What the list of examples shows for a prompt."""
-    return next((each.title for each in examples() if each.text == prompt), OWN)

@@ -44,9 +44,9 @@ def examples() -> tuple[Example, ...]:
     return tuple(Example(**record) for record in records)
 
 
-def title_of(prompt: str) -> str:
-    """What a run of a prompt is called in tables: the example's title, so that nobody's own text is in them."""
-    return next((each.title for each in examples() if each.text == prompt), "own prompt")
+def title_of(prompt: str, other: str = "own prompt") -> str:
+    """What a run of a prompt is called in tables: the example's title, or `other`, so that nobody's own text is in them."""
+    return next((each.title for each in examples() if each.text == prompt), other)
 
 
 @cache

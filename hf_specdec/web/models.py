@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import SpecConfig
 from ..tools.environment import cpu_name, package_versions
 from ..tools.loading import LoadedModel, load_model
 
@@ -41,17 +42,23 @@ class Family:
     def load(self) -> tuple[LoadedModel, Any]:
         """The target with its tokenizer, and the draft model or `None`; the first call loads them.
 
+        Without a draft of its own the target gets what `speculative=True` would pick for it, by the same rules: announced
+        where it is a download, and remembered, so that no run, nor its warm-up, has to look for it.
+
         Raises:
             SpecDecError: If they can't be had.
         """
         with self._lock:
             if self._loaded is None:
+                from ..selection import automatic
                 from ..tools.chat_model import fetch_chat_model
 
                 target = load_model(self.target or str(fetch_chat_model()), dtype=self.dtype)
                 draft = None
                 if self.draft is not None:
                     draft = load_model(self.draft, dtype=self.dtype, device=str(target.model.device)).model
+                else:
+                    automatic.draft_for(target.model, SpecConfig())
                 self._loaded = target, draft
             return self._loaded
 

@@ -35,6 +35,10 @@ STAGES = {
     "checking": "Comparing the texts …",
     "done": "",
 }
+CHANCES = (
+    "Probabilities are the model's own at this temperature, before what else its generation settings do to them, such as a "
+    "repetition penalty."
+)
 SHOWN_DRAFT = 24  # draft tokens of one round
 
 
@@ -101,7 +105,9 @@ def legend(side: Side) -> str:
         f'<span class="sd-count">{count}</span></li>'
         for name, count in counts.items()
     )
-    return f'<ul class="sd-legend" aria-label="Legend">{entries}</ul>' if entries else ""
+    return (
+        f'<ul class="sd-legend" aria-label="Legend">{entries}</ul><p class="sd-note">{CHANCES}</p>' if entries else ""
+    )
 
 
 def counter(side: Side, label: str) -> str:
@@ -130,6 +136,8 @@ def headline(found: Comparison | None, stage: str = "done", recorded: str = "") 
         word = "as fast: slower" if slower else "as fast"
         parts.append(f'<span class="sd-big{slower}">{found.speedup:.2f}× <small>{word}</small></span>')
         parts.append(_verdict(found))
+        if not found.checked:
+            parts.append('<span class="sd-stage">The check was stopped, so tokens have no probability.</span>')
     elif stage == "done":
         parts.append(
             f'<span class="sd-stage">Ended early: {escape(found.on.cut or found.off.cut or "stopped")}.</span>'
@@ -147,7 +155,8 @@ def _verdict(found: Comparison) -> str:
     if found.same_text:
         return '<span class="sd-same">✓ same text: yes</span>'
     kind = "sd-tie" if found.near_tie else "sd-differs"
-    return f'<span class="{kind}">✗ same text: no ({escape(found.difference)})</span>'
+    why = found.difference or "where and why, the check would have told"
+    return f'<span class="{kind}">✗ same text: no ({escape(why)})</span>'
 
 
 def remark(text: str) -> str:

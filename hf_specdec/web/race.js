@@ -1,7 +1,7 @@
-// The replay of both answers at their true speed, and the tooltip of a token. Everything needed is in the spans.
+// The replay of both answers at their true speed, the tooltip of a token, and links. Everything needed is in the spans.
 (() => {
   "use strict";
-  let race = 0; // the number of the race that runs; an older one ends when it sees a newer number
+  let race = 0; // the number of the race that runs; an older one, whose tokens are hidden again, ends when it sees it
 
   const panes = () => ["sd-off", "sd-on"].map((id) => document.getElementById(id)).filter(Boolean);
 
@@ -34,12 +34,12 @@
     const begin = performance.now();
     document.body.dataset.sdRace = "running";
     const frame = () => {
-      const isLast = mine === race;
-      const seconds = isLast ? (performance.now() - begin) / 1000 : Infinity;
+      if (mine !== race) return;
       const gone = sides.some((side) => !side.text.isConnected);
-      const ended = sides.map((side) => show(side, gone ? Infinity : seconds)).every(Boolean);
-      if (!ended && isLast && !gone) requestAnimationFrame(frame);
-      else if (isLast) document.body.dataset.sdRace = "done";
+      const seconds = gone ? Infinity : (performance.now() - begin) / 1000;
+      const ended = sides.map((side) => show(side, seconds)).every(Boolean);
+      if (!ended) requestAnimationFrame(frame);
+      else document.body.dataset.sdRace = "done";
     };
     requestAnimationFrame(frame);
   }
@@ -99,6 +99,9 @@
     const { top, bottom } = headline.getBoundingClientRect();
     if (top < 0 || bottom > window.innerHeight) headline.scrollIntoView();
   }
+
+  // A link to other settings, put into the address of a page that is open, changes what stands behind the # alone.
+  window.addEventListener("hashchange", () => window.location.reload());
 
   window.hfSpecdec = { play, look };
 })();

@@ -1,8 +1,7 @@
 """Off, then on: one prompt decoded by plain `generate` and by ours, alone on the device, every token with its time.
 
 The two runs never compete: they follow each other, in the same process, with the same settings and the same seed. What
-the page shows while they run takes a little from both, more from the second, beside which the first one's pane is drawn
-again.
+the page shows while they run takes a little from both.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from .timeline import Comparison, Round, Side, Token
 UPDATE_SECONDS = 0.3  # between two looks at a run; drawing the page takes time from it
 WARM_UP_TOKENS = 12
 TREES = "recycling"  # the source whose drafts have branches
+THREAD = "hf-specdec-demo"
 
 _DEVICE = threading.Lock()  # one run at a time, whoever asks
 
@@ -48,7 +50,7 @@ def record(
 ) -> Iterator[tuple[str, Comparison]]:
     """Run both sides, and tell how far they are.
 
-    Closing the generator stops the run; the device is free when that returns, a token later.
+    Closing the generator stops the run; the device is free when that returns, a token later, or a layer later in the check.
 
     Args:
         family: The models.
@@ -63,7 +65,7 @@ def record(
     Raises:
         SpecDecError: If the models can't be had, the prompt is too long, or there is too little memory.
     """
-    found = Comparison(Side(), Side(), _public(settings), family.name, "", title=title)
+    found = Comparison(Side(), Side(), _public(settings), family.name, "", title=title, checked=False)
     yield "loading", found
     try:
         with _DEVICE:
@@ -95,11 +97,9 @@ def _recorded(
         for _ in runner.run(side, stage == "on", most):
             yield stage, found
     yield "checking", found
-    if found.complete:
-        runner.compare(found)
-    for side in (found.off, found.on):
-        if side.tokens:
-            runner.add_probabilities(side)
+    for _ in runner.check(found):
+        yield "checking", found
+    found.checked = True
 
 
 def _public(settings: RunSettings) -> dict[str, Any]:
@@ -135,6 +135,26 @@ class _Until(StoppingCriteria):  # type: ignore[misc]
         if time.monotonic() > self.end:
             self.reason = "time limit"
         return torch.full((input_ids.shape[0],), bool(self.reason), device=input_ids.device)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the check any more."""
+
+
+@contextmanager
+def _stoppable(model: Any, stopped: threading.Event) -> Iterator[None]:
+    """Let an event end a forward at the next layer: over a whole answer one may take seconds."""
+
+    def look(module: Any, given: Any) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+
+    hooks = [module.register_forward_pre_hook(look) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Listener(BaseStreamer):  # type: ignore[misc]
@@ -190,7 +210,7 @@ class _Runner:
             except BaseException as error:
                 news.put((seconds(), error))
 
-        thread = threading.Thread(target=work, daemon=True, name="hf-specdec-demo")
+        thread = threading.Thread(target=work, daemon=True, name=THREAD)
         thread.start()
         try:
             shown = 0.0
@@ -211,6 +231,27 @@ class _Runner:
             until.end = 0.0  # if whoever watched has gone, the device is free a token later
             thread.join()
         side.cut = until.reason if len(side.tokens) < most else ""
+
+    def check(self, found: Comparison) -> Iterator[None]:
+        """Compare the texts and look probabilities up, in a thread; yields now and then. Raises what the thread did."""
+        stopped = threading.Event()
+
+        def work() -> None:
+            with _stoppable(self.loaded.model, stopped):
+                if found.complete:
+                    self.compare(found)
+                for side in (found.off, found.on):
+                    if side.tokens:
+                        self.add_probabilities(side)
+
+        with ThreadPoolExecutor(1, THREAD) as pool:
+            checking = pool.submit(work)
+            try:
+                while wait([checking], UPDATE_SECONDS).not_done:
+                    yield
+            finally:
+                stopped.set()
+        checking.result()
 
     def compare(self, found: Comparison) -> None:
         """Say where the texts part, if they do."""

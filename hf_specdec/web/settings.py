@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from ..errors import SpecDecError
 
@@ -22,7 +22,6 @@ STRATEGIES = {
 NEEDS_DRAFT = ("draft_model",)
 MOST_DRAFT_TOKENS = 16
 LEAST_TEMPERATURE = 0.01  # logits over less than this may be no finite numbers
-SHARED_CHARACTERS = 1500  # a longer prompt makes a link that servers refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +111,35 @@ class RunSettings:
         return self.strategy, self.num_draft_tokens, self.temperature > 0
 
     def query(self) -> str:
-        """These settings as the query of a link; a long prompt is left out."""
+        """These settings as what a link has behind its `#`: browsers send that to no server, so no log has the prompt."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        if len(self.prompt) > SHARED_CHARACTERS:
-            del given["prompt"]
         return urlencode({name: int(value) if isinstance(value, bool) else value for name, value in given.items()})
+
+    @classmethod
+    def from_query(
+        cls, query: Any, limits: Limits, families: Mapping[str, Any], **known: Any
+    ) -> tuple[RunSettings | None, list[str]]:
+        """Settings that `query` wrote, each checked as any other.
+
+        Args:
+            query: What the link says, whoever made it.
+            limits: What may be asked for.
+            families: The families there are.
+            **known: Valid fields, for what the link doesn't say or says wrongly.
+
+        Returns:
+            The settings, `None` where the link has none, and why something in it wasn't taken, a sentence each.
+        """
+        given = dict(parse_qsl(query if isinstance(query, str) else "", keep_blank_values=True))
+        names = [field.name for field in fields(cls) if field.name in given]
+        refused = []
+        for name in names:  # a strategy may be right for the link's model alone, which comes before it
+            try:
+                cls.checked(limits, families, **known | {name: given[name]})
+                known[name] = given[name]
+            except SpecDecError as error:
+                refused.append(str(error))
+        return cls.checked(limits, families, **known) if names else None, refused
 
     def code(self, target: str, draft: str | None, dtype: str) -> str:
         """The lines that do the same with speculation on.

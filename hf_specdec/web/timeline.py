@@ -25,7 +25,7 @@ class Token:
             be either).
         step: Its round, from 0 (the prompt's).
         source: Which drafter had proposed it, or `""`.
-        probability: What the target gave it, or `None`.
+        probability: What the target gave it at the run's temperature, before its other logits processors; or `None`.
     """
 
     id: int
@@ -113,6 +113,7 @@ class Comparison:
         difference: Where the two texts part and why, or `""` where they don't or nothing was compared.
         near_tie: Whether rounding explains that.
         title: Of an example prompt, else `"own prompt"`.
+        checked: Whether the check of both texts has ended: where they part, and every token's probability.
     """
 
     off: Side
@@ -123,6 +124,7 @@ class Comparison:
     difference: str = ""
     near_tie: bool = False
     title: str = ""
+    checked: bool = True
 
     @property
     def complete(self) -> bool:
@@ -139,7 +141,8 @@ class Comparison:
     @property
     def same_text(self) -> bool | None:
         """Whether both have the same tokens; `None` until both are there."""
-        return not self.difference if self.complete else None
+        off, on = ([token.id for token in side.tokens] for side in (self.off, self.on))
+        return not self.difference and off == on if self.complete else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON types."""

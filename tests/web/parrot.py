@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec.tools.loading import LoadedModel
 from hf_specdec.web.models import Family, own_family
+from hf_specdec.web.recording import WARM_UP_TOKENS
 
 from ..tiny import tiny_model
 from ..tools.tiny_chat import END, byte_tokenizer
 
 
 SURE = 12.0  # how far the right token's logit is above the others; at temperature 2 sampling strays now and then
+HELD_TOKENS = WARM_UP_TOKENS + 3
 SMALL = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 4096,
@@ -31,13 +34,27 @@ class Parrot:
         leader: Whose prompt it says; a draft's is known to the target alone.
         wrong_every: Every so many tokens it says something else; 0 is never.
         error: What the next forwards raise, if anything.
+        hold_at: The token of the answer, behind those of a warm-up, whose forward waits for `go`; `None` is none.
+        place: Which token the last forward was for.
     """
 
     def __init__(self, model: Any, leader: Parrot | None = None, wrong_every: int = 0) -> None:
         self.delay, self.leader, self.wrong_every = 0.0, leader or self, wrong_every
         self.error: Exception | None = None
+        self.hold_at: int | None = None
+        self.go, self.place = threading.Event(), 0
         self.prompt: list[int] = []
         model.register_forward_hook(self, with_kwargs=True)
+
+    def hold(self) -> None:
+        """Have the next run wait when it has some tokens."""
+        self.go.clear()
+        self.hold_at, self.place = HELD_TOKENS, 0
+
+    def release(self, delay: float = 0.0) -> None:
+        """Let it go on, each forward longer by the delay."""
+        self.delay, self.hold_at = delay, None
+        self.go.set()
 
     def __call__(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Write other logits."""
@@ -49,6 +66,9 @@ class Parrot:
         is_start = positions[0] == 0
         if is_start:
             self.prompt = ids
+        self.place = positions[-1] + 1 - len(self.prompt)
+        if self.hold_at is not None and self.place >= self.hold_at:
+            assert self.go.wait(60), "nobody let it go on"
         logits = torch.zeros_like(output.logits)
         kept = logits.shape[1]
         for place, index in enumerate(range(len(ids) - kept, len(ids))):

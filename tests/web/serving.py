@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from .parrot import parrot_family, save_parrot
-from .served import LIMITS, WAITING, Served
+from .served import LIMITS, WAITING, Served, absent, needed
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The page; all tests of a process share it."""
-    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'hf-specdec[web]'")
+    needed("gradio")
     from hf_specdec.web import app
 
     patch = pytest.MonkeyPatch()
@@ -41,19 +41,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def served(server: Served) -> Iterator[Served]:
     """The page with nothing running, and a fast model."""
-    server.parrot.delay, server.parrot.error = 0.0, None
+    server.parrot.error = None
+    server.parrot.release()
     yield server
-    server.parrot.delay, server.parrot.error = 0.0, None
-    server.wait_free(30.0)
+    server.parrot.error = None
+    server.parrot.release()
+    server.wait_free()
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    playwright = needed("playwright.sync_api")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        pytest.skip("there is no chromium on this machine")
+        absent("chromium")
     with playwright.sync_playwright() as driver:
         options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         started = driver.chromium.launch(executable_path=found, args=options)

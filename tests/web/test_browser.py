@@ -17,13 +17,14 @@ import pytest
 
 from hf_specdec.web.examples import examples, traces
 
-from .served import WAITING, Served, wait_for
+from .served import CRAWL, LIMITS, SECONDS, WAITING, Served, needed, wait_for
 
 
 pytest_plugins = ["tests.web.serving"]
 pytestmark = pytest.mark.slow
 
 SAID = "the cat and the dog and the cat and the hen and the cat and the dog"
+SAID_IN_ADDRESS = re.compile(r"the(\+|%20| )cat")
 LONG = "abcdefghijklmnopqrstuvwxyz " * 9
 TABS = ("Figures", "Plots", "One round", "Copy the code", "Runs of this session")
 HOSTILE = [
@@ -39,27 +40,30 @@ class Visitor:
 
     def __init__(self, context: Any, served: Served) -> None:
         self.served, self.problems, self.foreign = served, list[str](), list[str]()
+        self.asked = list[str]()  # addresses of requests, and what their headers say of where they come from
         self.page = page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1000 * SECONDS)
         page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("dialog", lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: self._note(request.url))
+        page.on("request", self._note)
 
-    def _note(self, url: str) -> None:
-        if not url.startswith((self.served.url, "data:", "blob:")):
-            self.foreign.append(url)
+    def _note(self, request: Any) -> None:
+        self.asked += [request.url, request.headers.get("referer", "")]
+        if not request.url.startswith((self.served.url, "data:", "blob:")):
+            self.foreign.append(request.url)
 
-    def open(self, **settings: Any) -> Visitor:
+    def open(self, *, behind: str = "#", **settings: Any) -> Visitor:
         """Open the page, with settings in its link, and wait until they are there."""
-        self.page.goto(self.served.url + ("?" + urlencode(settings) if settings else ""))
+        self.page.goto(self.served.url + (behind + urlencode(settings) if settings else ""))
         self.page.wait_for_selector("#sd-run")
         if prompt := settings.get("prompt"):
-            self.page.wait_for_function(
-                "text => document.querySelector('#sd-prompt textarea')?.value === text",
-                arg=prompt,
-            )
+            self.wait_prompt(prompt)
         return self
+
+    def wait_prompt(self, text: str) -> None:
+        """Wait until that is the prompt."""
+        self.page.wait_for_function("text => document.querySelector('#sd-prompt textarea')?.value === text", arg=text)
 
     def run(self, prompt: str | None = None) -> Visitor:
         """Press Run."""
@@ -160,16 +164,16 @@ def visit(browser: Any, context: Any, served: Served) -> Iterator[Callable[..., 
 @pytest.fixture(scope="module")
 def finished(context: Any, server: Served) -> Iterator[Visitor]:
     """A visitor whose run has ended; most tests only look at it. What it showed on its way is in `seen`."""
-    server.parrot.delay = 0.015
     visitor = Visitor(context, server).open(
         prompt=SAID, strategy="prompt_lookup", max_new_tokens=80, num_draft_tokens=4
     )
+    server.parrot.hold()
     visitor.run()
+    visitor.wait_headline("Running without speculation")
     visitor.wait_off()
     visitor.seen = [(visitor.text("sd-off"), visitor.text("sd-on"), visitor.headline)]  # type: ignore[attr-defined]
-    visitor.wait_on()
+    server.parrot.release()
     visitor.ended()
-    server.parrot.delay = 0.0
     yield visitor
     visitor.page.close()
     assert visitor.problems == []
@@ -179,18 +183,21 @@ def finished(context: Any, server: Served) -> Iterator[Visitor]:
 def test_the_page_opens_fast_and_asks_nobody_else(
     visit: Callable[..., Visitor], record_property: Callable[[str, object], None]
 ) -> None:
-    begin = time.monotonic()
-    visitor = visit().open()
-    record_property("seconds_to_open", time.monotonic() - begin)
-    assert time.monotonic() - begin < 10  # 3 on a machine that does nothing else
+    seconds = list[float]()
+    # the first with an empty cache; a machine that does much else gets more tries, a slow page fails them all
+    while len(seconds) < 3 or (min(seconds) >= 3 and len(seconds) < 10):
+        visitor = visit()
+        begin = time.monotonic()
+        visitor.open()
+        seconds.append(time.monotonic() - begin)
+    record_property("seconds_to_open", seconds)
+    assert min(seconds) < 3
     assert visitor.page.locator("#sd-prompt textarea").input_value() == examples()[0].text
     assert visitor.page.locator("#sd-example input").input_value() == examples()[0].title
     visitor.page.click("#sd-example input")
     assert visitor.page.get_by_role("option").count() == len(examples()) + 1
     visitor.page.get_by_role("option", name=examples()[-1].title).click()
-    visitor.page.wait_for_function(
-        "text => document.querySelector('#sd-prompt textarea')?.value === text", arg=examples()[-1].text
-    )
+    visitor.wait_prompt(examples()[-1].text)
     assert float(visitor.number("sd-temperature").input_value()) == examples()[-1].temperature
     visitor.page.fill("#sd-prompt textarea", "something else")
     visitor.page.wait_for_function("() => document.querySelector('#sd-example input').value === 'Your own prompt'")
@@ -211,12 +218,25 @@ def test_both_panes_fill_one_after_the_other(finished: Visitor) -> None:
 def test_the_race_replays_what_was_recorded(finished: Visitor) -> None:
     page = finished.page
     page.wait_for_function("() => document.body.dataset.sdRace === 'done'")  # it has played by itself after the run
-    page.click("#sd-race")
     hidden = "() => document.querySelectorAll('.sd-text .sd-wait').length"
+    page.evaluate(
+        """() => document.querySelectorAll('.sd-text, .sd-text .sd-t').forEach((each, at) => {
+            each.kept = { ...each.dataset };
+            Object.assign(each.dataset, each.matches('.sd-text') ? { end: 1e9 } : { t: at / 2 });
+        })"""
+    )  # a race that isn't over before it is looked at
+    page.click("#sd-race")
     page.wait_for_function("() => document.body.dataset.sdRace === 'running'")
     before = page.evaluate(hidden)
     assert before > 0
     page.wait_for_function(f"before => ({hidden})() < before", arg=before)
+    page.click("#sd-race")  # the new one takes over from the old one
+    page.wait_for_timeout(200)
+    assert page.evaluate(hidden) > 0
+    page.evaluate(
+        "() => document.querySelectorAll('.sd-text, .sd-text .sd-t').forEach(each => Object.assign(each.dataset, each.kept))"
+    )
+    page.click("#sd-race")
     page.wait_for_function("() => document.body.dataset.sdRace === 'done'")
     assert page.evaluate(hidden) == 0
     clocks = [float(each) for each in page.locator("[data-clock]").all_inner_texts()]
@@ -281,6 +301,7 @@ def test_figures_plots_and_one_round(finished: Visitor) -> None:
 def test_the_code_to_copy_is_python_and_the_link_opens_the_same(
     finished: Visitor, visit: Callable[..., Visitor]
 ) -> None:
+    """And no request of the page that it opens says the prompt where servers and proxies log it."""
     finished.tab("Copy the code")
     code = finished.page.locator("#sd-code .cm-content").inner_text()
     compile(code, "copied", "exec")
@@ -288,16 +309,37 @@ def test_the_code_to_copy_is_python_and_the_link_opens_the_same(
     assert repr(SAID) in code
     assert "drafter='prompt_lookup', num_draft_tokens=4" in code
     link = finished.page.locator("#sd-link").locator("input, textarea").input_value()
-    assert link.startswith(finished.served.url + "?")
+    assert link.startswith(finished.served.url + "#")
     other = visit()
     other.page.goto(link)
-    other.page.wait_for_function("text => document.querySelector('#sd-prompt textarea')?.value === text", arg=SAID)
+    other.wait_prompt(SAID)
     assert other.page.locator("#sd-strategy input").input_value() == "prompt lookup"
     assert other.number("sd-length").input_value() == "4"
     assert other.number("sd-tokens").input_value() == "80"
+    assert other.asked
+    assert not any(map(SAID_IN_ADDRESS.search, other.asked))
+    assert other.page.locator("#sd-headline [role=alert]").count() == 0
+    other.page.evaluate("() => { location.hash = 'prompt=another+one' }")  # as if it were put into the address
+    other.wait_prompt("another one")
 
 
-def test_wrong_values_in_a_link_are_left_out(visit: Callable[..., Visitor]) -> None:
+@pytest.mark.parametrize("behind", ["#", "?"])
+def test_a_link_holds_the_longest_prompt_and_older_ones_still_open(visit: Callable[..., Visitor], behind: str) -> None:
+    visitor = visit().open(behind=behind, prompt="长" * LIMITS.prompt_characters if behind == "#" else SAID, seed=7)
+    assert visitor.number("sd-seed").input_value() == "7"
+    assert visitor.page.locator("#sd-headline [role=alert]").count() == 0
+    assert any(map(SAID_IN_ADDRESS.search, visitor.asked)) == (behind == "?")
+
+
+def test_a_prompt_that_is_too_long_for_this_page_is_named(visit: Callable[..., Visitor]) -> None:
+    visitor = visit()
+    visitor.page.goto(f"{visitor.served.url}#{urlencode({'prompt': 'a' * 3001, 'seed': 7})}")
+    visitor.wait_headline("The prompt has 3,001 characters; at most 3,000 are taken here")
+    assert visitor.number("sd-seed").input_value() == "7"
+    assert visitor.page.locator("#sd-prompt textarea").input_value() == examples()[0].text
+
+
+def test_wrong_values_in_a_link_are_left_out_and_named(visit: Callable[..., Visitor]) -> None:
     visitor = visit().open(
         family="nobody's", strategy="<b>", num_draft_tokens="1e9", temperature="nan", max_new_tokens="33",
         chat="maybe", seed="-4", prompt="a <b>link</b>", other="1",
@@ -308,30 +350,34 @@ def test_wrong_values_in_a_link_are_left_out(visit: Callable[..., Visitor]) -> N
     assert visitor.number("sd-seed").input_value() == "0"
     assert visitor.page.locator("#sd-strategy input").input_value() == "automatic"
     assert visitor.page.locator("#sd-chat input").is_checked()
+    for name in ("model", "strategy", "draft length", "temperature", "chat template", "seed"):
+        assert f"The {name} must be" in visitor.headline
 
 
 def test_stop_ends_a_run_and_frees_the_device(pair: tuple[Visitor, Visitor], served: Served) -> None:
-    served.parrot.delay = 0.05
+    served.parrot.hold()
     visitor, _ = pair
     visitor.run(LONG)
     visitor.wait_headline("Running without speculation")
     visitor.wait_off()
     assert visitor.page.locator("#sd-run").is_disabled()
     visitor.page.click("#sd-stop")
+    visitor.page.wait_for_selector("#sd-stop:disabled")
+    served.parrot.release(CRAWL)
     visitor.ended()
     assert visitor.headline.startswith("Ended early: stopped.")
     partial = visitor.text("sd-off")
     assert LONG.startswith(partial)
     assert 0 < len(partial) < len(LONG)
     assert "Ended early: stopped." in visitor.page.locator("#sd-off").inner_text()
-    served.wait_free(3.0)
-    served.parrot.delay = 0.0
+    served.wait_free()
+    served.parrot.release()
     visitor.run().wait_headline("same text: yes")
     assert visitor.text("sd-on") == LONG
 
 
 def test_a_run_that_waits_can_be_stopped_and_asked_for_again(pair: tuple[Visitor, Visitor], served: Served) -> None:
-    served.parrot.delay = 0.05
+    served.parrot.hold()
     first, second = pair
     first.run(f"first {LONG}").wait_headline("Running without speculation")
     second.run("the one that is given up").wait_headline("Waiting for the device")
@@ -340,8 +386,9 @@ def test_a_run_that_waits_can_be_stopped_and_asked_for_again(pair: tuple[Visitor
     assert second.headline == "Stopped before it began."
     assert served.decodes
     second.run("the one that stays").wait_headline("Waiting for the device")
-    served.parrot.delay = 0.0
     first.page.click("#sd-stop")
+    first.page.wait_for_selector("#sd-stop:disabled")
+    served.parrot.release()
     second.wait_headline("same text: yes")
     assert second.text("sd-on") == "the one that stays"
     assert "the one" not in first.page.content()
@@ -361,8 +408,8 @@ def test_two_visitors_at_once_get_their_own_answers(pair: tuple[Visitor, Visitor
 
 
 def test_a_full_queue_gives_the_buttons_back(pair: tuple[Visitor, Visitor], served: Served) -> None:
-    served.parrot.delay = 0.05
-    http = httpx.Client(base_url=served.url, timeout=30)
+    served.parrot.hold()
+    http = httpx.Client(base_url=served.url, timeout=SECONDS)
 
     def ask(prompt: str) -> str:
         posted = http.post("gradio_api/call/compare", json={"data": [prompt, "", "none", 0, 0, 250, True, 0]})
@@ -372,10 +419,11 @@ def test_a_full_queue_gives_the_buttons_back(pair: tuple[Visitor, Visitor], serv
     running = ask(LONG)
     wait_for(lambda: served.decodes)
     waiting = [ask("x") for _ in range(WAITING)]
+    wait_for(lambda: served.waiting == WAITING)
     visitor, _ = pair
     visitor.run("late").wait_headline("try again in a minute")
     visitor.ended()
-    served.parrot.delay = 0.0
+    served.parrot.release()
     for event in (running, *waiting):
         http.get(f"gradio_api/call/compare/{event}")
     visitor.run().wait_headline("same text: yes")
@@ -396,14 +444,14 @@ def test_what_fails_is_said_where_the_number_would_be(pair: tuple[Visitor, Visit
 
 
 def test_a_page_that_is_closed_frees_the_device(visit: Callable[..., Visitor], served: Served) -> None:
-    served.parrot.delay = 0.05
+    served.parrot.hold()
     gone, waits = (visit().open(prompt=LONG, strategy="none", max_new_tokens=250) for _ in range(2))
     gone.run().wait_headline("Running without speculation")
     waits.run().wait_headline("Waiting for the device")
     waits.page.close()
     gone.page.close()
-    served.wait_free(5.0)  # the run itself would take half a minute
-    served.parrot.delay = 0.0
+    served.parrot.release(CRAWL)
+    served.wait_free()
     time.sleep(0.3)
     assert not served.decodes
 
@@ -475,8 +523,8 @@ def test_a_phone_needs_no_sideways_scroll(visit: Callable[..., Visitor]) -> None
 
 
 def test_no_serious_finding_of_accessibility_light_and_dark(visit: Callable[..., Visitor]) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
-    visitor = visit().open(prompt=SAID, strategy="prompt_lookup", num_draft_tokens=4, __theme="dark")
+    axe = needed("axe_playwright_python.sync_playwright").Axe()
+    visitor = visit(color_scheme="dark").open(prompt=SAID, strategy="prompt_lookup", num_draft_tokens=4)
     visitor.run().wait_headline("same text: yes")
     visitor.page.wait_for_function("() => document.body.dataset.sdRace === 'done'")
     found = []

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .served import WAITING, Served, wait_for
+from .parrot import HELD_TOKENS
+from .served import CRAWL, SECONDS, WAITING, Served, needed, wait_for
 
 
 pytest_plugins = ["tests.web.serving"]
@@ -24,14 +25,14 @@ SAID = "one two one two one two three"
 @pytest.fixture
 def new_client(served: Served) -> Callable[[], Any]:
     """Makes clients; each is a session."""
-    gradio_client = pytest.importorskip("gradio_client")
+    gradio_client = needed("gradio_client")
     return lambda: gradio_client.Client(served.url, verbose=False, analytics_enabled=False)
 
 
 @pytest.fixture(scope="module")
 def shared(server: Served) -> Any:
     """A client for all calls that don't need one of their own."""
-    return pytest.importorskip("gradio_client").Client(server.url, verbose=False, analytics_enabled=False)
+    return needed("gradio_client").Client(server.url, verbose=False, analytics_enabled=False)
 
 
 @pytest.fixture
@@ -177,8 +178,22 @@ def test_each_bad_input_gets_its_sentence(client: Any, given: dict[str, Any], sa
 class Raw:
     """The protocol under `gradio_client`, for what it doesn't let through."""
 
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=30)
+    def __init__(self, served: Served) -> None:
+        self.http = httpx.Client(base_url=served.url, timeout=SECONDS)
+        self.numbers = {each["api_name"]: each["id"] for each in served.page.config["dependencies"]}
+
+    def listener(self, name: str, *data: Any) -> str:
+        """What one of the page's own listeners answers."""
+        body = {"data": data, "fn_index": self.numbers[name], "session_hash": "raw"}
+        return self.http.post("gradio_api/run/predict", json=body).text
+
+    def run(self, *values: Any) -> str:
+        """Press Run with these controls; everything that comes back."""
+        self.listener("begin")
+        body = {"data": values, "fn_index": self.numbers["run"], "session_hash": "raw"}
+        self.http.post("gradio_api/queue/join", json=body)
+        with self.http.stream("GET", "gradio_api/queue/data", params={"session_hash": "raw"}) as answer:
+            return "".join(answer.iter_text()) + self.listener("show", None)
 
     def call(self, data: str) -> str:
         """The whole answer to a call whose `data` is that JSON."""
@@ -204,7 +219,7 @@ class Raw:
     ],
 )
 def test_what_is_no_call_gets_an_error_without_insides(served: Served, data: str) -> None:
-    answer = Raw(served.url).call(data)
+    answer = Raw(served).call(data)
     assert "same_text" not in answer
     assert "Traceback" not in answer
     assert "/site-packages/" not in answer
@@ -239,41 +254,53 @@ def test_two_clients_are_served_one_after_the_other(served: Served, new_client: 
 
 
 def test_a_full_queue_says_so_and_opens_again(served: Served, new_client: Callable[[], Any]) -> None:
-    served.parrot.delay = 0.03
+    served.parrot.hold()
     clients = [new_client() for _ in range(WAITING + 2)]
-    running = clients[0].submit("x" * 200, max_new_tokens=300, api_name="/compare")
+    running = clients[0].submit("x" * 200, strategy="none", max_new_tokens=300, api_name="/compare")
     wait_for(lambda: served.decodes)
     waiting = [each.submit("wait", max_new_tokens=4, api_name="/compare") for each in clients[1:-1]]
-    wait_for(lambda: len(served.page._queue) == WAITING)
+    wait_for(lambda: served.waiting == WAITING)
     assert "queue" in error_of(clients[-1], "late").lower()
+    served.parrot.release(CRAWL)
     running.cancel()
-    served.parrot.delay = 0.0
-    assert [text(job.result(30)["on"]) for job in waiting] == ["wait"] * WAITING
+    served.parrot.release()
+    assert [text(job.result(SECONDS)["on"]) for job in waiting] == ["wait"] * WAITING
     assert text(compare(clients[-1], "late")["on"]) == "late"
 
 
 def test_an_abandoned_call_frees_the_device(served: Served, client: Any) -> None:
-    served.parrot.delay = 0.05
-    http = httpx.Client(base_url=served.url, timeout=30)
+    served.parrot.hold()
+    http = httpx.Client(base_url=served.url, timeout=SECONDS)
     posted = http.post("gradio_api/call/compare", json={"data": ["y" * 250, "", "none", 0, 0, 300, True, 0]})
     with http.stream("GET", f"gradio_api/call/compare/{posted.json()['event_id']}"):
-        wait_for(lambda: served.decodes)
+        wait_for(lambda: served.parrot.place >= HELD_TOKENS)
     http.close()
-    served.wait_free(3.0)  # the run itself would take half a minute
-    served.parrot.delay = 0.0
+    served.parrot.release(CRAWL)
+    served.wait_free()
+    served.parrot.release()
     assert compare(client)["same_text"] is True
 
 
 def test_nothing_of_a_prompt_is_logged(
     served: Served, client: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Whether it comes by the endpoint, the page or a link, is run, refused, or fails in the run."""
     caplog.set_level(logging.DEBUG)
+    raw, rest = Raw(served), ["plain", "auto", 0, 0, 20, True, 0]
     compare(client, "Zanzibar " * 4)
+    assert "same text: yes" in raw.run("Zanzibar " * 4, *rest)
     assert httpx.get(served.url, params={"prompt": "Zanzibar"}).status_code == 200
+    assert "Zanzibar" in raw.listener("from_link", "prompt=Zanzibar")
+    assert "at most 3,000" in raw.listener("from_link", f"prompt={'Zanzibar' * 500}")
     error_of(client, "Zanzibar", temperature=9)
     error_of(client, "Zanzibar" * 500)
-    served.parrot.error = RuntimeError("broken")
+    assert "at most 3,000" in raw.run("Zanzibar" * 500, *rest)
+    assert "must be one of" in raw.run("Zanzibar", "Zanzibar", *rest[1:])
+    assert "The prompt is empty" in raw.run({"text": "Zanzibar"}, *rest)
+    assert "must be a number" in raw.run("Zanzibar", "plain", "auto", *["Zanzibar"] * 5)
+    served.parrot.error = RuntimeError("broken at Zanzibar")
     error_of(client, "Zanzibar")
+    assert "broken" in raw.run("Zanzibar", *rest)
     written = capfd.readouterr()
     logged = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpcore", "httpx"))]
     assert "Zanzibar" not in written.out + written.err + "\n".join(logged)

@@ -11,7 +11,7 @@ import pytest
 
 from hf_specdec.web import examples as module
 from hf_specdec.web.examples import Example, examples, title_of, traces
-from hf_specdec.web.settings import SHARED_CHARACTERS, Limits, RunSettings
+from hf_specdec.web.settings import Limits, RunSettings
 from hf_specdec.web.timeline import Comparison, Side
 
 
@@ -25,7 +25,7 @@ def test_may_be_run(example: Example) -> None:
         strategy=example.strategy, num_draft_tokens=example.num_draft_tokens,
     )  # fmt: skip
     assert settings.prompt == example.text
-    assert "prompt=" in settings.query() or len(example.text) > SHARED_CHARACTERS
+    assert RunSettings.from_query(settings.query(), Limits(), FAMILIES, prompt="-") == (settings, [])
 
 
 def test_kinds() -> None:
@@ -44,6 +44,7 @@ def test_titles() -> None:
     assert [title_of(each.text) for each in examples()] == titles
     for other in ("", "my own words", examples()[0].text + " ", titles[0]):
         assert title_of(other) == "own prompt"
+        assert title_of(other, "another word") == "another word"
 
 
 def test_traces_are_whole() -> None:

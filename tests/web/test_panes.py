@@ -160,7 +160,9 @@ class TestLegend:
             assert sample.classes == ["sd-t", f"sd-{sample.text}"]
 
     def test_only_those(self) -> None:
-        assert len(parsed(panes.legend(side("plain", "plain"))).all("li")) == 1
+        root = parsed(panes.legend(side("plain", "plain")))
+        assert len(root.all("li")) == 1
+        assert root.all("p", "sd-note")[0].text == panes.CHANCES  # what the tooltips' numbers are
         assert panes.legend(Side()) == ""
 
 
@@ -282,6 +284,14 @@ class TestHeadline:
     def test_difference(self, near_tie: bool, style: str) -> None:
         root = parsed(panes.headline(comparison(difference="<at> 3", near_tie=near_tie)))
         assert root.all("span", style)[0].text == "✗ same text: no (<at> 3)"
+
+    def test_a_check_that_was_stopped(self) -> None:
+        root = parsed(panes.headline(comparison(checked=False)))
+        assert root.all("span", "sd-same")
+        assert "The check was stopped" in root.all("span", "sd-stage")[0].text
+        differs = comparison(checked=False, off=side("plain", "plain", "plain"))
+        assert "same text: no (where and why, the check would have told)" in parsed(panes.headline(differs)).text
+        assert "The check" not in panes.headline(comparison())
 
     def test_cut(self) -> None:
         html = panes.headline(comparison(on=replace(side("plain"), cut="<stopped>")))

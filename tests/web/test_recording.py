@@ -19,8 +19,9 @@ from scipy import stats
 from transformers import LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import SpecDecError, StepEvent
-from hf_specdec.tools.loading import LoadedModel, encode_prompt
+from hf_specdec import SpecConfig, SpecDecError, StepEvent
+from hf_specdec.selection import automatic
+from hf_specdec.tools.loading import LoadedModel, encode_prompt, load_model
 from hf_specdec.web import recording
 from hf_specdec.web.models import Family, families, own_family
 from hf_specdec.web.recording import CoupledNoise, record
@@ -352,6 +353,42 @@ class TestStopping:
         assert found.same_text is None
         assert len(recorded(family, max_new_tokens=3).on.tokens) == 3
 
+    def test_closing_in_the_check(self, new_family: Callable[[], Family], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its forward ends at the next layer, and nothing is said of what it didn't see."""
+        monkeypatch.setattr(recording, "UPDATE_SECONDS", 0.002)
+        stoppable, asked, reached = recording._stoppable, list[threading.Event](), list[int]()
+
+        def listening(model: Any, stopped: threading.Event) -> Any:
+            asked.append(stopped)
+            return stoppable(model, stopped)
+
+        monkeypatch.setattr(recording, "_stoppable", listening)
+        family = new_family()
+        first, second = family.load()[0].model.model.layers
+
+        def wait(module: Any, given: Any) -> None:
+            assert not asked or asked[0].wait(60)
+
+        def note(module: Any, given: Any) -> None:
+            reached.extend([1] * len(asked))
+
+        first.register_forward_pre_hook(wait)
+        second.register_forward_pre_hook(note)
+        running = record(family, settings_for(family, strategy="none"), Limits())
+        stage, found = next(running)
+        while stage != "checking" or not asked:
+            stage, found = next(running)
+        running.close()  # type: ignore[attr-defined]
+        assert is_idle()
+        assert reached == []
+        assert found.complete
+        assert found.same_text
+        assert not found.checked
+        assert found.speedup is not None
+        assert all(token.probability is None for token in found.on.tokens)
+        assert [len(each._forward_pre_hooks) for each in (first, second)] == [1, 1]
+        assert recorded(family, max_new_tokens=3).checked
+
     def test_closing_before_it_begins(self, family: Family) -> None:
         running = record(family, settings_for(family), Limits())
         assert next(running)[0] == "loading"
@@ -571,6 +608,12 @@ class TestComparison:
         with pytest.raises(SpecDecError, match="no recorded run"):
             Comparison.from_dict(bad)
 
+    def test_same_text_is_of_the_tokens(self) -> None:
+        """Whether or not somebody has looked where they part."""
+        off, on = (Side([recording.Token(id, "a", 0.1)], [], 1.0, True) for id in (1, 2))
+        assert Comparison(off, on, {}, "", "").same_text is False
+        assert Comparison(off, off, {}, "", "", checked=False).same_text is True
+
     def test_speedup(self) -> None:
         tokens = [recording.Token(1, "a", 0.1)] * 4
         off, on = Side(tokens, [], 2.0, True), Side(tokens, [], 0.5, True)
@@ -605,6 +648,41 @@ def test_families() -> None:
     assert families(True)["qwen3"].draft
     assert families(False)["smollm2"].name == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert own_family("/models/target/", "org/draft", "bfloat16").title == "target, draft draft"
+
+
+class TestPickedDraft:
+    """A target without a draft of its own has the one of `speculative=True`, before anything is timed or warmed up."""
+
+    @pytest.fixture
+    def alone(self, folders: tuple[Path, Path]) -> Family:
+        return own_family(str(folders[0]), None, "float32")
+
+    def test_looked_for_when_the_models_are_loaded(
+        self, alone: Family, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = list[bool]()
+
+        def find(target: Any, name: str, config: SpecConfig, may_fetch: bool) -> Any:
+            asked.append(may_fetch)
+            return load_model(str(folders[1]), dtype="float32").model
+
+        monkeypatch.setattr(automatic, "_find", find)
+        _, draft = alone.load()
+        assert asked == [False]  # a folder's draft is never fetched
+        assert draft is None  # the page offers no draft model that visitors could choose
+        found = recorded(alone, strategy="auto")
+        assert asked == [False]
+        assert found.on.stats["drafter"] == "hybrid"
+
+    def test_declined(self, alone: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(automatic, "_find", lambda *given: None)
+        alone.load()
+        monkeypatch.setattr(automatic, "_find", lambda *given: pytest.fail("asked again"))
+        assert recorded(alone, strategy="auto").on.stats["drafter"] == "prompt_lookup"
+
+    def test_ones_own_is_the_one(self, new_family: Callable[[], Family], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(automatic, "_find", lambda *given: pytest.fail("asked"))
+        assert new_family().load()[1] is not None
 
 
 def test_probability_is_a_number(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, parse_qsl
 
 import pytest
@@ -20,7 +19,6 @@ from hf_specdec.web.models import Family
 from hf_specdec.web.settings import (
     LEAST_TEMPERATURE,
     MOST_DRAFT_TOKENS,
-    SHARED_CHARACTERS,
     STRATEGIES,
     Limits,
     RunSettings,
@@ -158,12 +156,43 @@ def test_link(prompt: str) -> None:
     assert checked(**dict(parse_qsl(query, strict_parsing=True))) == settings
 
 
-def test_link_leaves_a_long_prompt_out() -> None:
-    settings = RunSettings(prompt="a" * SHARED_CHARACTERS, max_new_tokens=40)
-    assert dict(parse_qsl(settings.query()))["prompt"] == settings.prompt
-    given = dict(parse_qsl(replace(settings, prompt=settings.prompt + "a").query()))
-    assert "prompt" not in given
-    assert checked(**given | {"family": "own"}) == checked(max_new_tokens=40)
+class TestFromLink:
+    KNOWN: ClassVar[dict[str, Any]] = {"prompt": "known", "max_new_tokens": 7}
+
+    def read(self, query: Any) -> tuple[RunSettings | None, list[str]]:
+        return RunSettings.from_query(query, LIMITS, FAMILIES, **self.KNOWN)
+
+    @pytest.mark.parametrize("prompt", [*ODD_PROMPTS.values(), "长" * 100], ids=[*ODD_PROMPTS, "longest"])
+    def test_all_there(self, prompt: str) -> None:
+        settings = checked(prompt=prompt, strategy="draft_model", temperature=0.3, chat=False, seed=5)
+        assert self.read(settings.query()) == (settings, [])
+
+    @pytest.mark.parametrize("query", ["", "__theme=dark", "elsewhere", "&&=&", None, 5, ["prompt=a"]])
+    def test_nothing_there(self, query: Any) -> None:
+        assert self.read(query) == (None, [])
+
+    def test_what_it_says_wrongly_is_named_and_the_rest_taken(self) -> None:
+        settings, refused = self.read(f"prompt={'a' * 101}&seed=-1&temperature=0.5&other=1")
+        assert settings == checked(**self.KNOWN, temperature=0.5)
+        assert [each.partition(";")[0] for each in refused] == [
+            "The prompt has 101 characters",
+            f"The seed must be a number from 0 to {2**31 - 1:g}, got '-1'.",
+        ]
+
+    def test_a_strategy_is_looked_at_with_the_links_model(self) -> None:
+        assert self.read("strategy=draft_model&family=own")[1] == []
+        settings, (refused,) = self.read("strategy=draft_model&family=alone")
+        assert "no draft model for 'alone'" in refused
+        assert settings == checked(**self.KNOWN, family="alone")
+
+    @pytest.mark.parametrize(
+        "query", ["prompt=%ff%fe&seed=1", "prompt=\ud83d&seed=1", "prompt=%&seed=1", "prompt=&seed=1"]
+    )
+    def test_no_text(self, query: str) -> None:
+        settings, _ = self.read(query)
+        assert settings is not None
+        assert settings.seed == 1
+        settings.prompt.encode()
 
 
 class TestCode:
