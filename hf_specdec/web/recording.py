@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -35,12 +35,12 @@ from .detokenizer import Detokenizer
 from .models import Family, conditions
 from .settings import Limits, RunSettings
 from .timeline import Comparison, Round, Side, Token
+from .worker import worker
 
 
 UPDATE_SECONDS = 0.3  # between two looks at a run; drawing the page takes time from it
 WARM_UP_TOKENS = 12
 TREES = "recycling"  # the source whose drafts have branches
-THREAD = "hf-specdec-demo"
 
 _DEVICE = threading.Lock()  # one run at a time, whoever asks
 
@@ -210,8 +210,7 @@ class _Runner:
             except BaseException as error:
                 news.put((seconds(), error))
 
-        thread = threading.Thread(target=work, daemon=True, name=THREAD)
-        thread.start()
+        decoding = worker().submit(work)
         try:
             shown = 0.0
             while not side.done:
@@ -229,7 +228,7 @@ class _Runner:
                     yield
         finally:
             until.end = 0.0  # if whoever watched has gone, the device is free a token later
-            thread.join()
+            wait([decoding])
         side.cut = until.reason if len(side.tokens) < most else ""
 
     def check(self, found: Comparison) -> Iterator[None]:
@@ -244,13 +243,13 @@ class _Runner:
                     if side.tokens:
                         self.add_probabilities(side)
 
-        with ThreadPoolExecutor(1, THREAD) as pool:
-            checking = pool.submit(work)
-            try:
-                while wait([checking], UPDATE_SECONDS).not_done:
-                    yield
-            finally:
-                stopped.set()
+        checking = worker().submit(work)
+        try:
+            while wait([checking], UPDATE_SECONDS).not_done:
+                yield
+        finally:
+            stopped.set()
+            wait([checking])
         checking.result()
 
     def compare(self, found: Comparison) -> None:

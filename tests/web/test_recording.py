@@ -27,13 +27,13 @@ from hf_specdec.web.models import Family, families, own_family
 from hf_specdec.web.recording import CoupledNoise, record
 from hf_specdec.web.settings import STRATEGIES, Limits
 from hf_specdec.web.timeline import SCHEMA_VERSION, Comparison, Side
+from hf_specdec.web.worker import worker
 
 from ..tools.tiny_chat import byte_tokenizer, save_tiny_chat_model
 from .conftest import PROMPT, recorded, settings_for
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-THREAD = "hf-specdec-demo"
 HOT = {"temperature": 0.9, "seed": 5}
 
 
@@ -77,11 +77,11 @@ def run(family: Family) -> Callable[..., Run]:
 
 
 def is_idle() -> bool:
-    """Whether no run has a thread or the device."""
+    """Whether no run has the thread or the device."""
     free = recording._DEVICE.acquire(blocking=False)
     if free:
         recording._DEVICE.release()
-    return free and THREAD not in {thread.name for thread in threading.enumerate()}
+    return free and not worker().busy
 
 
 def ids(side: Side) -> list[int]:
@@ -342,7 +342,7 @@ class TestStopping:
             side = found.on if at == "on" else found.off
             if at == stage and side.tokens:
                 break
-        assert any(thread.name == THREAD for thread in threading.enumerate())
+        assert worker().busy
         forwards.clear()
         running.close()  # type: ignore[attr-defined]
         assert is_idle()
