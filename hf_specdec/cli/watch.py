@@ -83,12 +83,13 @@ def watch(
     if once and seconds is not None:
         raise typer.BadParameter("--once takes one reading; leave out --for.")
     from ..tools.measured import read_record
+    from ..tools.watch.compare import acceptance_of
     from ..tools.watch.compare import compare as compare_with
     from ..tools.watch.fetch import KEY_VARIABLE, check_url
     from ..tools.watch.observe import since_start
     from ..tools.watch.servers import Server, read_response
 
-    record = None if compare is None else read_record(compare)
+    measured = None if compare is None else acceptance_of(read_record(compare))
     if response is not None:
         total = since_start(read_response(_text_of(response)))
         printer = _Printer(output, response)
@@ -97,8 +98,8 @@ def watch(
             check_url(url or ""), engine, model, num_draft_tokens, timeout, os.environ.get(KEY_VARIABLE) or None
         )
         printer = _Printer(output, server.url)
-        total = _follow(server, printer, interval, seconds, once=once)
-    comparison = None if record is None else compare_with(total, record)
+        total = _follow(server, printer, min(interval, seconds or interval), seconds, once=once)
+    comparison = None if measured is None else compare_with(total, measured)
     printer.end(total, comparison)
     raise typer.Exit(_exit_code(total, comparison))
 

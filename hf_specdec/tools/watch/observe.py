@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +39,8 @@ LOOK = {
     ),
     "tgi": "No draft token was ever accepted.",
 }
-SAME = 0.01  # two mean lengths that differ by less are told once
+SAME = 0.01
+DIGITS = 6  # of llama.cpp's counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Observed:
         exposed: Whether the server has counters of speculation.
         says: What it says of itself elsewhere, where the counters can't tell.
         restarted: Whether the counters went back, so that they were taken to start from zero.
+        rounded: Whether the counters are given with too few digits for so short a time.
         rate_now: A gauge's rate, where counts don't give one.
         length_now: A gauge's tokens a step, likewise.
     """
@@ -64,6 +67,7 @@ class Observed:
     exposed: bool
     says: bool | None = None
     restarted: bool = False
+    rounded: bool = False
     rate_now: float | None = None
     length_now: float | None = None
 
@@ -142,6 +146,10 @@ class Observed:
         notes = []
         if self.restarted:
             notes.append("The counters went back: the server was started anew. They are taken to start from zero.")
+        if self.rounded:
+            notes.append(
+                f"{title} gives its counters six digits, too few by now for so short a time: watch for longer."
+            )
         if len(self.models) > 1:
             notes.append(f"Sums over the models {', '.join(self.models)}; choose one with --model.")
         status = self.status
@@ -206,7 +214,8 @@ def between(before: Reading, after: Reading, seconds: float, says: bool | None =
     if restarted:
         counts = after.counts
     width = after.width if restarted or after.width == before.width else None
-    return _observed(after, counts, seconds, says, restarted=restarted, width=width)
+    found = _observed(after, counts, seconds, says, restarted=restarted, width=width)
+    return replace(found, rounded=after.engine == "llama.cpp" and _coarse(after.counts.drafted, counts.drafted))
 
 
 def together(one: Observed, other: Observed) -> Observed:
@@ -217,8 +226,17 @@ def together(one: Observed, other: Observed) -> Observed:
         seconds=(one.seconds or 0.0) + (other.seconds or 0.0),
         exposed=one.exposed or other.exposed,
         restarted=one.restarted or other.restarted,
+        rounded=one.rounded and other.rounded,
         models=tuple(dict.fromkeys([*one.models, *other.models])),
     )
+
+
+def _coarse(total: float | None, counted: float | None) -> bool:
+    """Whether a total of six digits leaves what was counted uncertain by more than `SAME`."""
+    if not total or not counted:
+        return False
+    step = 10.0 ** max(math.floor(math.log10(total)) - DIGITS + 1, 0)
+    return step > 1 and step > SAME * counted
 
 
 def _observed(
