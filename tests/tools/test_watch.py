@@ -143,6 +143,7 @@ class TestStatus:
             ("llama_cpp_unused", False, "off", "--model-draft"),
             ("sglang_off", False, "off", "--speculative-algorithm"),
             ("sglang_off", None, "off", "--speculative-algorithm"),
+            ("sglang_off", True, "unused", "Loaded but never used"),
             ("tgi_off", None, "off", "--speculate"),
         ],
     )
@@ -340,7 +341,8 @@ class TestServers:
     def test_a_reading_that_fails_is_told_and_left_out(self) -> None:
         with served(metrics("vllm_before"), Reply("down", 503), metrics("vllm_after")) as server:
             watched = Server(server.url)
-            failed, found = follow(watched, watched.read(), interval=0.05, seconds=0.1)
+            readings = follow(watched, watched.read(), interval=0.01)
+            failed, found = next(readings), next(readings)
         assert isinstance(failed, SpecDecError)
         assert isinstance(found, Observed)
         assert found.counts.drafted == 10000

@@ -252,8 +252,9 @@ def _samples(text: str) -> Samples:
             f"The metrics were cut off; they end in {text.rsplit(chr(10), 1)[-1][:SHORT]!r}. Try again."
         )
     found: Samples = {}
+    known = tuple(PREFIXES.values())
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.startswith(tuple(PREFIXES.values())):
+        if not line.startswith(known):
             continue
         try:
             rows = [row for family in text_string_to_metric_families(line) for row in family.samples]

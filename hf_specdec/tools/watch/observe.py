@@ -26,7 +26,7 @@ SWITCH = {
 }
 SIGN_OF_OFF = {
     "vllm": "No metrics of speculation; vLLM has them whenever it is on.",
-    "sglang": "No verification was counted, and SGLang names no algorithm.",
+    "sglang": "No verification was counted.",
     "llama.cpp": "No draft was counted, and the slots of llama.cpp are without speculation.",
     "tgi": "No token was skipped, which is what TGI calls an accepted draft token.",
 }
@@ -84,7 +84,9 @@ class Observed:
             return UNKNOWN if counts.tokens is None else IDLE
         if self.exposed:
             return UNUSED
-        return UNKNOWN if self.says else OFF
+        if self.engine == "llama.cpp":
+            return UNKNOWN  # older versions don't count drafts
+        return UNUSED if self.says else OFF
 
     @property
     def draft_acceptance_rate(self) -> float | None:
