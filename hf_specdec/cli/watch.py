@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 NEGATIVE, CANT_TELL = 1, 3
-ENGINES = ("vllm", "sglang", "llama.cpp", "tgi")
+ENGINES = ("vllm", "sglang", "llama-cpp", "tgi")
 MOST_RESPONSE = 64 * 2**20
 LINE = "{:<8}  {:>8}  {:>9}  {:>9}  {:>9}  {:>6}  {:>13}"
 TITLES = ("time", "tokens/s", "generated", "drafted", "accepted", "rate", "tokens a step")
@@ -52,7 +52,7 @@ def watch(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="vllm, sglang, llama.cpp or tgi.", show_default="by the metrics"),
+        typer.Option(metavar="NAME", help="vllm, sglang, llama-cpp or tgi.", show_default="by the metrics"),
     ] = None,
     model: Annotated[
         str | None,

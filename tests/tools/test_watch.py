@@ -47,7 +47,7 @@ class TestFigures:
 
     def test_llama_cpp(self) -> None:
         found = interval("llama_cpp")
-        assert found.engine == "llama.cpp"
+        assert found.engine == "llama-cpp"
         assert found.draft_acceptance_rate == pytest.approx(2700 / 3800)
         assert found.mean_acceptance_length == pytest.approx(1 + 2700 / 1300)
         assert found.per_position_acceptance[0] == pytest.approx(1180 / 1300)
@@ -395,7 +395,7 @@ class TestServers:
                 Server(server.url).read()
             with pytest.raises(SpecDecError, match="--enable-metrics") as raised:
                 Server(server.url, engine="sglang").read()
-        assert "llama.cpp" not in str(raised.value)
+        assert "llama-cpp" not in str(raised.value)
 
 
 class TestOneAnswer:

@@ -13,7 +13,7 @@ from .observe import ACTIVE, Observed
 
 
 AS_MEASURED, BELOW, FAR_BELOW, ABOVE, NOT_COMPARED = "as measured", "below", "far below", "above", "not compared"
-FAMILIES = {"vllm": "A1", "sglang": "A1", "llama.cpp": "B1", "tgi": "B1"}  # how their defaults accept sampled tokens
+FAMILIES = {"vllm": "A1", "sglang": "A1", "llama-cpp": "B1", "tgi": "B1"}  # how their defaults accept sampled tokens
 FAR = 0.8  # of what was measured
 TOLERANCE = 0.05  # other prompts of the same kind differ by as much
 LONGER = 0.1  # the same for a length, as a share

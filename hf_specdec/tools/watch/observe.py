@@ -21,19 +21,19 @@ SPOKEN = {
 SWITCH = {
     "vllm": "--speculative-config",
     "sglang": "--speculative-algorithm",
-    "llama.cpp": "--spec-type and --model-draft",
+    "llama-cpp": "--spec-type and --model-draft",
     "tgi": "--speculate",
 }
 SIGN_OF_OFF = {
     "vllm": "No metrics of speculation; vLLM has them whenever it is on.",
     "sglang": "No verification was counted.",
-    "llama.cpp": "No draft was counted, and the slots of llama.cpp are without speculation.",
+    "llama-cpp": "No draft was counted, and the slots of llama.cpp are without speculation.",
     "tgi": "No token was skipped, which is what TGI calls an accepted draft token.",
 }
 LOOK = {
     "vllm": "With n-gram drafts the texts may have nothing to copy; else look for a batch-size limit in --speculative-config.",
     "sglang": "Look for 'speculative' in the server's log, and at the options of its first lines.",
-    "llama.cpp": (
+    "llama-cpp": (
         "Look for 'failed to initialize speculative decoding context' in the server's log: it then serves without, for "
         "example where the vocabularies differ."
     ),
@@ -84,7 +84,7 @@ class Observed:
             return UNKNOWN if counts.tokens is None else IDLE
         if self.exposed:
             return UNUSED
-        if self.engine == "llama.cpp":
+        if self.engine == "llama-cpp":
             return UNKNOWN  # older versions don't count drafts
         return UNUSED if self.says else OFF
 
@@ -217,7 +217,7 @@ def between(before: Reading, after: Reading, seconds: float, says: bool | None =
         counts = after.counts
     width = after.width if restarted or after.width == before.width else None
     found = _observed(after, counts, seconds, says, restarted=restarted, width=width)
-    return replace(found, rounded=after.engine == "llama.cpp" and _coarse(after.counts.drafted, counts.drafted))
+    return replace(found, rounded=after.engine == "llama-cpp" and _coarse(after.counts.drafted, counts.drafted))
 
 
 def together(one: Observed, other: Observed) -> Observed:
