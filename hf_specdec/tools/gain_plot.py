@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SpecDecError
 from .drawing import COLOURS, MARKERS, STYLE, need_matplotlib
 from .explain import Conditions, Explanation
-from .gain import speedup
+from .gain import expected_tokens, over_all_rounds, round_cost, speedup
 
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _regions(axes: Axes, conditions: Conditions) -> None:
     """The best speed-up by acceptance and draft cost, with the given point in it."""
     chances = [(column + 0.5) / GRID for column in range(GRID)]
     costs = [DEAREST * row / (GRID - 1) for row in range(GRID)]
-    values = [[_best(replace(conditions, acceptance=chance, draft_cost=cost)) for chance in chances] for cost in costs]
+    values = _best_speedups(conditions, chances, costs)
     drawn = axes.contourf(chances, costs, values, levels=[*LEVELS, 20], cmap="viridis", extend="min")
     drawn.cmap.set_under("0.88")
     lines = axes.contour(chances, costs, values, levels=LEVELS[1:], colors="white", linewidths=0.8)
@@ -130,13 +130,28 @@ def _shifted(acceptance: float | tuple[float, ...], shift: float) -> float | tup
 
 
 def _speedup(conditions: Conditions, k: int) -> float:
-    return speedup(conditions.acceptance, k, conditions.draft_cost, conditions.verify_cost, **_rest(conditions))
+    return speedup(
+        conditions.acceptance, k, conditions.draft_cost, conditions.verify_cost, share=conditions.share,
+        **_batch(conditions),
+    )  # fmt: skip
 
 
-def _best(conditions: Conditions) -> float:
-    """The best drafting speed-up, also where that is under 1."""
-    return max(_speedup(conditions, k) for k in range(1, conditions.most + 1))
+def _best_speedups(conditions: Conditions, chances: list[float], costs: list[float]) -> list[list[float]]:
+    """The best speed-up of drafting, also where that is under 1; a row for each draft cost."""
+    lengths = range(1, conditions.most + 1)
+    free = [round_cost(k, 0.0, conditions.verify_cost, **_batch(conditions)) for k in lengths]
+    tokens = [[over_all_rounds(expected_tokens(chance, k), conditions.share) for k in lengths] for chance in chances]
+    return [
+        [
+            max(
+                given / over_all_rounds(verified + cost * k, conditions.share)
+                for k, given, verified in zip(lengths, each, free, strict=True)
+            )
+            for each in tokens
+        ]
+        for cost in costs
+    ]
 
 
-def _rest(conditions: Conditions) -> dict[str, Any]:
-    return {"batch": conditions.batch, "overhead": conditions.overhead, "share": conditions.share}
+def _batch(conditions: Conditions) -> dict[str, Any]:
+    return {"batch": conditions.batch, "overhead": conditions.overhead}

@@ -140,7 +140,7 @@ class TestStatus:
             ("vllm_off", False, "off", "--speculative-config"),
             ("llama_cpp_unused", True, "unused", "failed to initialize speculative decoding context"),
             ("llama_cpp_unused", None, "unused", "Loaded but never used"),
-            ("llama_cpp_unused", False, "off", "--model-draft"),
+            ("llama_cpp_unused", False, "off", "--spec-type"),
             ("sglang_off", False, "off", "--speculative-algorithm"),
             ("sglang_off", None, "off", "--speculative-algorithm"),
             ("sglang_off", True, "unused", "Loaded but never used"),

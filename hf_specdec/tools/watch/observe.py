@@ -21,7 +21,7 @@ SPOKEN = {
 SWITCH = {
     "vllm": "--speculative-config",
     "sglang": "--speculative-algorithm",
-    "llama-cpp": "--spec-type and --model-draft",
+    "llama-cpp": "--spec-type, with --spec-draft-model for a draft model",
     "tgi": "--speculate",
 }
 SIGN_OF_OFF = {
