@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg", ".pdf")
-SHIFTS = (-0.1, 0.0, 0.1)  # the acceptances that are drawn beside the given one
+SHIFTS = (0.0, 0.1, -0.1)  # the acceptances that are drawn beside the given one
 GRID = 60
 DEAREST = 0.8  # draft cost at the top of the map
 LEVELS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+BANDS = ("0.88", "#EFF6FB", "#D3E6F3", "#AFD1E8", "#82B5DA", "#5696C8", "#3478B2")  # from loses to more than 4×
 
 
 def check_plot_file(path: Path) -> None:
@@ -79,6 +80,7 @@ def _by_length(axes: Axes, found: Explanation) -> None:
     axes.set_xlabel("draft tokens a round")
     axes.set_ylabel("speed-up (×)")
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title("By draft length", loc="left")
     axes.legend(fontsize=7.5)
 
@@ -88,11 +90,10 @@ def _regions(axes: Axes, conditions: Conditions) -> None:
     chances = [(column + 0.5) / GRID for column in range(GRID)]
     costs = [DEAREST * row / (GRID - 1) for row in range(GRID)]
     values = _best_speedups(conditions, chances, costs)
-    drawn = axes.contourf(chances, costs, values, levels=[*LEVELS, 20], cmap="viridis", extend="min")
-    drawn.cmap.set_under("0.88")
-    lines = axes.contour(chances, costs, values, levels=LEVELS[1:], colors="white", linewidths=0.8)
+    axes.contourf(chances, costs, values, levels=[0, *LEVELS, 1000], colors=BANDS)
+    lines = axes.contour(chances, costs, values, levels=LEVELS, colors="black", linewidths=0.6)
     axes.clabel(lines, fmt=lambda level: f"{level:g}×", fontsize=7)
-    axes.text(0.02, 0.98, "loses", transform=axes.transAxes, va="top", fontsize=8)
+    axes.text(0.03, 0.97, "loses", transform=axes.transAxes, va="top", fontsize=8)
     given = conditions.acceptance
     if isinstance(given, tuple):
         given = sum(given) / len(given)
@@ -117,7 +118,7 @@ def _by_batch(axes: Axes, found: Explanation) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.12 * max(each.speedup for each in found.batches))
     axes.set_xlabel("batch size")
     axes.set_ylabel("speed-up (×)")
     axes.set_title("By batch size, at the best length k", loc="left")
