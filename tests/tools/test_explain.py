@@ -89,7 +89,7 @@ class TestReports:
                 "draft_acceptance_rate": 0.6, "mean_acceptance_length": 3.0, "per_position": [0.8, 0.75, 0.7],
                 "num_draft_tokens": 3, "steps_by_source": {"draft_model": 90, "none": 10},
             },
-            "pass_costs": {"1": {"plain_step": 0.05, "draft_step": 0.01, "forward": {"1": 0.04, "2": 0.05, "4": 0.06}}},
+            "costs": {"1": {"plain_step": 0.05, "draft_step": 0.01, "forward": {"1": 0.04, "2": 0.05, "4": 0.06}}},
         }  # fmt: skip
         path.write_text(json.dumps(record | changes))
         return path
@@ -128,8 +128,8 @@ class TestReports:
             ({"kind": "poem"}, "no report of hf-specdec"),
             ({"schema_version": 7}, "schema version 7, not 1"),
             ({"acceptance": None}, "measured no acceptance"),
-            ({"acceptance": {"per_position": [0.5, "x"]}, "pass_costs": {"1": {}}}, "lacks what it should have"),
-            ({"pass_costs": {"one": {}}}, "lacks what it should have"),
+            ({"acceptance": {"per_position": [0.5, "x"]}, "costs": {"1": {}}}, "lacks what it should have"),
+            ({"costs": {"one": {}}}, "lacks what it should have"),
         ],
     )
     def test_broken_reports(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
