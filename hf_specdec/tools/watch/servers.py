@@ -17,7 +17,7 @@ HOW = {
     "vllm": "vLLM serves /metrics by itself unless --disable-log-stats is given.",
     "sglang": "SGLang needs --enable-metrics for them.",
     "llama-cpp": "llama.cpp needs --metrics for them.",
-    "tgi": "TGI serves them on its --prometheus-port, or the port itself.",
+    "tgi": "TGI has them at the port of its router.",
 }
 ABSENT = (404, 405, 501)  # what servers answer that have no metrics, or have them switched off
 
