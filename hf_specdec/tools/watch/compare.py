@@ -80,7 +80,7 @@ def compare(observed: Observed, acceptance: Mapping[str, Any]) -> Comparison:
         )
     try:
         return _by_rate(observed, acceptance) or _by_length(observed, acceptance)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         if isinstance(error, SpecDecError):
             raise
         raise SpecDecError(f"The acceptance in the report can't be read ({error!r}). Write it again.") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import SpecDecError
-from .engines import Counts, Reading, read_metrics
+from .engines import MOST, Counts, Reading, read_metrics
 from .fetch import TIMEOUT, FetchError, at, check_url, fetch
 
 
@@ -191,7 +191,7 @@ def _count(found: Mapping[str, Any], name: str, default: float | None = None) ->
 
 
 def _number(value: Any) -> float | None:
-    """A finite number from 0, or `None`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    """A number from 0 that may be a count, or `None`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST:
         return None
     return float(value)
