@@ -20,6 +20,7 @@ LAYERS = {
     "hf_specdec.errors": 0,
     "hf_specdec.stats": 0,
     "hf_specdec.outputs": 0,
+    "hf_specdec.tools.gain": 0,  # formulas, which the selection uses too
     "hf_specdec.engine": 1,
     "hf_specdec.drafters": 2,
     "hf_specdec.proposing": 3,

@@ -1,19 +1,16 @@
 """What a draft model would gain, from the sizes of both models.
 
-With a draft step of `c` target steps, a target forward on n tokens of `v(n)` and a chance α that a draft token is
-accepted, k draft tokens give
-
-    S(k) = (1 − α^(k+1)) / (1 − α) / (v(k+1) + c·k + o)
-
-times plain decoding (Leviathan et al., arXiv 2211.17192, theorem 3.8, there with v = 1 and o = 0). The numbers below are
-rough, and the adaptive draft length goes by measured ones; they only have to say which draft is worth its memory.
+`tools.gain` has the formula; here are guesses of what goes into it. The numbers below are rough, and the adaptive draft
+length goes by measured ones; they only have to say which draft is worth its memory.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+from ..tools import gain
 from .candidates import ModelFacts
 from .facts import bytes_of
 
@@ -21,7 +18,7 @@ from .facts import bytes_of
 # a step's time goes with what it reads, and for a sixth with the number of layers: SmolLM2-135M costs .47 steps of
 # SmolLM2-360M (37 % of the weights, 94 % of the layers), two of its layers and its output layer .19 steps of the whole
 LAYER_SHARE = 1 / 6
-EXTRA_TOKEN = 0.02  # what every further token adds to a forward that waits for memory
+EXTRA_TOKEN = gain.EXTRA_TOKEN
 ROUND = 0.05  # what a round costs besides its forwards
 FLOAT32_ON_CPU = 0.4  # the same there, where going from one token to several is going to slower kernels
 NEW_EXPERTS = 0.5  # neighbouring tokens share about half of the experts they could differ in
@@ -74,8 +71,7 @@ def predict(
     cost = step_cost(target, draft)
 
     def speedup(number: int) -> float:
-        tokens = (1 - chance ** (number + 1)) / (1 - chance) if chance < 1 else number + 1
-        return tokens / (forward_cost(target, number + 1) + cost * number + overhead)
+        return gain.speedup(chance, number, cost, partial(forward_cost, target), overhead=overhead)
 
     best = max(range(1, MOST_DRAFT_TOKENS + 1), key=speedup)
     return Prediction(speedup(best), best, cost, chance)
