@@ -30,7 +30,10 @@ class ExportRefused(SpecDecError):
     """
 
     def __init__(self, reason: str, instead: str) -> None:
-        super().__init__(f"{reason[:1].upper()}{reason[1:]}. {instead}.")
+        first = reason.split(" ", 1)[0]
+        # names such as llama.cpp and vLLM stay as they are
+        upper = reason[:1].upper() + reason[1:] if first.isalpha() and first.islower() else reason
+        super().__init__(f"{upper}. {instead}.")
         self.reason, self.instead = reason, instead
 
 
@@ -144,11 +147,11 @@ class Engine:
     def doubt(self, text: str | None) -> str | None:
         """What speaks against trusting the rules for a version, or `None`."""
         newest = f"b{self.newest}" if self.is_build else self.newest
-        checked = f"the rules were last checked against {self.title} {newest} ({self.date})"
+        checked = f"{self.title} {newest} ({self.date})"
         if text is None:
-            return f"No version was given: written for {newest}; {checked}. `{self.version_command}` prints yours."
+            return f"no version was given: this is for {checked}, the newest checked; `{self.version_command}` prints yours"
         if self.version(text) > Version(self.newest):
-            return f"{text} is newer than what was checked: {checked}. Look at its release notes."
+            return f"{text} is newer than {checked}, which the rules were last checked against; see its release notes"
         return None
 
 

@@ -19,7 +19,7 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "generate", "bench", "drafts", "env")
+COMMANDS = ("demo", "generate", "bench", "drafts", "explain", "export", "env")
 
 
 @pytest.fixture(scope="module")
