@@ -103,6 +103,10 @@ def _work_out(
     known = load_engine(engine)
     checked = None if record is None else read_check(record)
     setup = _setup(checked, target, draft, method, num_draft_tokens, temperature, confidence, out)
+    if setup.num_draft_tokens is None and engine != "custom-generate":
+        raise typer.BadParameter(
+            "--num-draft-tokens is needed: engines draft a fixed number. hf-specdec check finds it."
+        )
     # refuses what no pair could have, before anything is looked up
     exported = render(engine, setup, version=engine_version)
     vocabularies = None
