@@ -100,6 +100,8 @@ def _work_out(
     from ..export.record import read_check
     from ..export.render import export as render
 
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"There is no engine {engine!r} to export to. Choose one of {', '.join(ENGINES)}.")
     known = load_engine(engine)
     checked = None if record is None else read_check(record)
     setup = _setup(checked, target, draft, method, num_draft_tokens, temperature, confidence, out)
@@ -146,6 +148,7 @@ def _setup(
         num_draft_tokens=tokens,
         temperature=temperature,
         confidence=confidence,
+        max_batch=None if checked is None else checked.max_batch,
         folder=str(out),
     )
 

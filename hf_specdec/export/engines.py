@@ -54,6 +54,7 @@ class Rule:
         weaker: Whether its own drafts are known to be worse than ours.
         sampled: What to add above temperature 0, and the family then.
         other_sizes: What to change where the two vocabularies have different sizes.
+        max_batch: How it is told to speculate up to a batch size only.
         refuse: `reason` and `instead`, where it can't be done.
         notes: What to know.
         sources: Where it is from.
@@ -72,6 +73,7 @@ class Rule:
     weaker: bool = False
     sampled: dict[str, Any] | None = None
     other_sizes: dict[str, Any] | None = None
+    max_batch: str | None = None
     refuse: dict[str, str] | None = None
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ class Checked:
         draft: The draft model's, if there was one.
         method: The drafter.
         num_draft_tokens: The best length; `None` where it isn't known.
+        max_batch: The largest batch that gains; `None`: no limit was found.
         verdict: `"on"`, `"on with settings"` or `"off"`.
         reasons: Why.
         record: The whole report.
@@ -30,6 +31,7 @@ class Checked:
     draft: str | None
     method: str
     num_draft_tokens: int | None
+    max_batch: int | None
     verdict: str
     reasons: tuple[str, ...]
     record: Mapping[str, Any]
@@ -69,6 +71,7 @@ def read_check(path: Path) -> Checked:
             draft=None if draft is None else str(draft),
             method=str(method),
             num_draft_tokens=recommended.get("num_draft_tokens") or None,
+            max_batch=recommended.get("max_batch") or None,
             verdict=str(recommended["verdict"]),
             reasons=tuple(map(str, recommended.get("reasons") or ())),
             record=record,

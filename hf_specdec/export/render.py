@@ -21,6 +21,7 @@ NEAREST = {  # drafters that other engines don't have, and what comes closest
     "hybrid": "Hybrid drafting is this project's own: there the draft model drafts alone, and nothing is copied.",
     "cross_vocabulary": "Drafts across vocabularies are this project's own: there the draft model drafts alone.",
 }
+BATCH_LIMIT = "serve larger ones without it."
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -35,6 +36,7 @@ class Setup:
         num_draft_tokens: Tokens drafted a step; `None` only where the engine chooses itself.
         temperature: 0 is greedy.
         confidence: Least probability of a token that is still drafted, where the engine stops by it.
+        max_batch: The largest batch that gains from drafts, where there is one.
         folder: Where a `custom_generate` folder is written.
     """
 
@@ -44,6 +46,7 @@ class Setup:
     num_draft_tokens: int | None = None
     temperature: float = 0.0
     confidence: float = CONFIDENCE
+    max_batch: int | None = None
     folder: str = "speculative"
 
 
@@ -119,6 +122,9 @@ def export(engine: str, setup: Setup, *, version: str | None = None, other_sizes
     argv = tuple(str(_filled(each, values)) for each in rule.command)
     lines = [each.format(**values) for each in code] if code else [*_heredocs(files), shlex.join(argv)]
     notes = [note.format(**values) for note in (*known.notes, *rule.notes)]
+    if setup.max_batch is not None:
+        how = (rule.max_batch or BATCH_LIMIT).format(**values)
+        notes.insert(0, f"Speculation was measured to gain up to batch {setup.max_batch}: {how}")
     if method != setup.method:
         notes.insert(0, NEAREST[setup.method])
     return Export(
@@ -194,6 +200,8 @@ def _values(setup: Setup, rule: Rule) -> dict[str, Any]:
             "ngram": NGRAM,
             "shortest": NGRAM + tokens + 1,
             "confidence": setup.confidence,
+            "batch": setup.max_batch or 0,
+            "more": (setup.max_batch or 0) + 1,
             "file": rule.file,
         }
     )

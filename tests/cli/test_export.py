@@ -172,6 +172,12 @@ class TestFrom:
         assert code == 0
         assert '"num_speculative_tokens": 3' in out
 
+    def test_the_largest_batch_is_told(self, run: Run, report: Any) -> None:
+        out = " ".join(run("export", "tgi", "--from", report(max_batch=8), "--method", "prompt_lookup")[1].split())
+        assert "gain up to batch 8: serve larger ones without it" in out
+        out = run("export", "tensorrt-llm", "--from", report(max_batch=8), "--json")[1]
+        assert any('"max_concurrency": 8' in note for note in json.loads(out)["notes"])
+
     @pytest.mark.parametrize(
         ("text", "wrong"),
         [
@@ -223,7 +229,7 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
 
 def test_unknown_engine(run: Run) -> None:
     code, _, err = run("export", "ollama", *PAIR)
-    assert code == 1
+    assert code == 2
     assert "ollama" in err
     assert "llama-cpp" in err
 
