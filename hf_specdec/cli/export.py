@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,10 +117,11 @@ def _work_out(
         vocabularies = _compare(known.title, known.vocabulary, setup, offline)
         if vocabularies.verdict == "other sizes":
             exported = render(engine, setup, version=engine_version, other_sizes=True)
-    if exported.language == "python" and "custom_generate/generate.py" in exported.files:
+    if engine == "custom-generate":
         write_folder(out, exported.files)
         typer.echo(f"Written: {', '.join(str(out / name) for name in exported.files)}", err=True)
-    return exported, setup, vocabularies, predict(exported, setup, None if checked is None else checked.record)
+    measured = checked is not None and checked.target == setup.target and setup.draft in (None, checked.draft)
+    return exported, setup, vocabularies, predict(exported, setup, checked.record if checked and measured else None)
 
 
 def _setup(
@@ -198,7 +200,7 @@ def _warnings(exported: Export, vocabularies: VocabularyCheck | None) -> list[st
 def after_launch(exported: Export, record: Path | None) -> list[str]:
     """What to run, or to look at, when it serves."""
     engine = load_engine(exported.engine)
-    compared = "" if record is None else f" --compare {record}"
+    compared = "" if record is None else f" --compare {shlex.quote(str(record))}"
     watch = [f"hf-specdec watch {engine.url}{compared}"] if engine.watched and engine.url else []
     return [*watch, engine.after_launch]
 

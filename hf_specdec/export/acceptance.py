@@ -67,7 +67,9 @@ def predict(exported: Export, setup: Setup, record: Mapping[str, Any] | None) ->
         return Prediction(family=None, rule=rule, temperature=setup.temperature, reason=rule)
     found = Prediction(family=family, rule=FAMILIES[family], temperature=setup.temperature)
     if record is None:
-        return replace(found, reason="nothing was measured: pass --from, what `hf-specdec check --json FILE` wrote")
+        return replace(
+            found, reason="not measured: pass --from, what `hf-specdec check --json FILE` wrote of this pair"
+        )
     chances, reason = _chances(family, setup.temperature, record.get("acceptance") or {})
     tokens = setup.num_draft_tokens
     if chances is None or not tokens:

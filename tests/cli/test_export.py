@@ -69,7 +69,7 @@ def test_human_says_what_is_known(run: Run) -> None:
     for expected in (
         "vLLM 0.33.0, draft_model, 4 draft tokens a step",
         "unverified",
-        "no prediction: nothing was measured",
+        "no prediction: not measured",
         "hf-specdec watch http://localhost:8000",
         "vllm/config/speculative.py",
         "vllm-project/vllm#24322",
@@ -143,6 +143,10 @@ class TestFrom:
         out = run("export", "vllm", "other", "--from", report(), "--draft", "Y", "--num-draft-tokens", "7", "-q")[1]
         assert out.startswith("vllm serve other ")
         assert '"model": "Y", "num_speculative_tokens": 7' in out
+
+    def test_other_models_were_not_measured(self, run: Run, report: Any) -> None:
+        for other in (("T", "--draft", "Y"), ("other",)):
+            assert "not measured" in run("export", "vllm", *other, "--from", report())[1]
 
     def test_sampling(self, run: Run, report: Any) -> None:
         out = " ".join(run("export", "mlx-lm", "--from", report(), "--temperature", "1")[1].split())

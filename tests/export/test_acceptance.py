@@ -82,7 +82,7 @@ def test_other_drafts_are_said() -> None:
 @pytest.mark.parametrize(
     ("record", "temperature", "reason"),
     [
-        (None, 0.0, "nothing was measured"),
+        (None, 0.0, "not measured"),
         ({"acceptance": None}, 0.0, "no acceptance by position"),
         (report(per_position=[]), 0.0, "no acceptance by position"),
         (report(families={"A1": None, "A2": None, "B1": None, "B2": None}, sampled=None), 1.0, "no sampled part"),
