@@ -152,7 +152,7 @@ def _vllm(target: Vocabulary, draft: Vocabulary) -> list[str]:
     ours, theirs = _sizes(target, draft)
     if ours != theirs:
         return [
-            f"vocab_size is {ours} for the target and {theirs} for the draft: refused. From 0.28 on "
+            f"vocab_size is {ours} for the target and {theirs} for the draft: refused. From 0.25 on "
             '"use_heterogeneous_vocab": true takes the pair (greedy drafts, V1 model runner)'
         ]
     if target.strings != draft.strings:

@@ -120,7 +120,7 @@ class TestRefusals:
     def test_vocabularies(self, run: Run, monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
         found = vocabularies.VocabularyCheck(verdict, ("the sizes are 10 and 20",))
         monkeypatch.setattr(vocabularies, "check", lambda *names, **options: found)
-        code, out, err = run("export", "vllm", *PAIR, "--engine-version", "0.27.0", "-q")
+        code, out, err = run("export", "vllm", *PAIR, "--engine-version", "0.24.0", "-q")
         assert (code, out) == (1, "")
         assert "Take another draft model" in err
         code, out, err = run("export", "vllm", *PAIR, "--engine-version", "0.33.0", "-q")

@@ -72,21 +72,19 @@ class TestFolder:
         namespace: dict[str, Any] = {"model": model, "inputs": prompt()}
         exec(command.replace("**inputs", "**inputs, do_sample=False"), namespace)
         assert torch.equal(namespace["output"], plain(pair[0]))
-        stats = hf_specdec.last_stats()
+        stats = hf_specdec.last_stats(model)
         assert stats.drafter == method
         assert stats.num_draft_tokens > 0
-        assert not hasattr(model, "speculative")
 
     def test_switched_off(self, pair: tuple[str, str], tmp_path: Path) -> None:
         self.written(pair, tmp_path / "folder")
         model = AutoModelForCausalLM.from_pretrained(pair[0]).eval()
-        before = hf_specdec.last_stats()
         output = model.generate(
             **prompt(), do_sample=False, custom_generate=str(tmp_path / "folder"), trust_remote_code=True,
             speculative=False,
         )  # fmt: skip
         assert torch.equal(output, plain(pair[0]))
-        assert hf_specdec.last_stats() is before
+        assert hf_specdec.last_stats(model) is None
 
     def test_options_of_generate_are_passed_on(self, pair: tuple[str, str], tmp_path: Path) -> None:
         self.written(pair, tmp_path / "folder")
@@ -111,7 +109,7 @@ class TestFolder:
         self.written(pair, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
         assert torch.equal(model.generate(**prompt(), do_sample=False), plain(pair[0]))
-        assert hf_specdec.last_stats().num_draft_tokens > 0
+        assert hf_specdec.last_stats(model).num_draft_tokens > 0
 
     def test_without_trust_nothing_runs(self, pair: tuple[str, str], tmp_path: Path) -> None:
         self.written(pair, tmp_path / "folder")
