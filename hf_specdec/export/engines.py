@@ -162,6 +162,13 @@ def _holds(rule: Rule, version: Version) -> bool:
     return late_enough and (rule.before is None or version < Version(rule.before))
 
 
+def _rule(entry: dict[str, Any]) -> Rule:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
+    return Rule(**fields)
+
+
 @cache
 def load_engine(name: str) -> Engine:
     """Read the rules of an engine.
@@ -175,10 +182,7 @@ def load_engine(name: str) -> Engine:
     if name not in ENGINES:
         raise SpecDecError(f"There is no engine {name!r} to export to. Choose one of {', '.join(ENGINES)}.")
     data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    rules = tuple(
-        Rule(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-        for entry in data["rules"]
-    )
+    rules = tuple(map(_rule, data["rules"]))
     return Engine(
         name=data["engine"],
         title=data["title"],
