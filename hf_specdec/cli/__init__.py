@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, demo, drafts, env, explain, export, generate
+from . import bench, demo, drafts, env, explain, export, generate, watch
 
 
 EXAMPLES = """Examples:
@@ -31,10 +31,11 @@ app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("export", epilog=export.EXAMPLES)(export.export)
+app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("env", epilog=env.EXAMPLES)(env.env)
 for command in app.registered_commands:
     # a paragraph on one line, so that the terminal alone breaks lines
-    paragraphs = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
+    paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
