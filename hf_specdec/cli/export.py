@@ -151,6 +151,7 @@ def _setup(
         temperature=temperature,
         confidence=confidence,
         max_batch=None if checked is None else checked.max_batch,
+        greedy_drafts=checked is not None and checked.greedy_drafts,
         folder=str(out),
     )
 

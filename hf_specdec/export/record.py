@@ -36,6 +36,12 @@ class Checked:
     reasons: tuple[str, ...]
     record: Mapping[str, Any]
 
+    @property
+    def greedy_drafts(self) -> bool:
+        """Whether, in its sampled part, the draft's most likely tokens were accepted more often than sampled ones."""
+        families = (self.record.get("acceptance") or {}).get("families") or {}
+        return (families.get("A1") or 0.0) > (families.get("A2") or 0.0)
+
     def refuse_if_off(self) -> None:
         """Raise where the check recommends to leave speculation off.
 

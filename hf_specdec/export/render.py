@@ -37,6 +37,7 @@ class Setup:
         temperature: 0 is greedy.
         confidence: Least probability of a token that is still drafted, where the engine stops by it.
         max_batch: The largest batch that gains from drafts, where there is one.
+        greedy_drafts: Whether the draft's most likely tokens were measured to be accepted more often than sampled ones.
         folder: Where a `custom_generate` folder is written.
     """
 
@@ -47,6 +48,7 @@ class Setup:
     temperature: float = 0.0
     confidence: float = CONFIDENCE
     max_batch: int | None = None
+    greedy_drafts: bool = False
     folder: str = "speculative"
 
 
@@ -175,7 +177,7 @@ def _changes(title: str, rule: Rule, setup: Setup, other_sizes: bool) -> dict[st
             )
         note = rule.other_sizes["note"]
         return {key: value for key, value in rule.other_sizes.items() if key != "note"} | {"notes": (note,)}
-    if rule.sampled is not None and setup.temperature > 0:
+    if rule.sampled is not None and setup.temperature > 0 and not setup.greedy_drafts:
         return dict(rule.sampled)
     return {}
 

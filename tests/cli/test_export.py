@@ -153,6 +153,14 @@ class TestFrom:
         assert "family B2" in out
         assert "28% of the draft tokens accepted, 1.56 tokens a step" in out
 
+    def test_drafts_are_sampled_where_that_is_accepted_more_often(self, run: Run, report: Any) -> None:
+        arguments = ("--engine-version", "0.33.0", "--temperature", "1")
+        assert "probabilistic" in run("export", "vllm", "--from", report(), *arguments)[1]
+        other = report({"families": {"A1": 0.7, "A2": 0.6, "B1": 0.7, "B2": 0.4}})
+        out = run("export", "vllm", "--from", other, *arguments)[1]
+        assert "probabilistic" not in out
+        assert "family A1" in out
+
     def test_hybrid_becomes_its_draft_model(self, run: Run, report: Any) -> None:
         code, out, _ = run("export", "vllm", "--from", report({"drafter": "hybrid"}))
         assert code == 0
