@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from packaging.version import Version
+
 from hf_specdec.export import ENGINES, load_engine
 from hf_specdec.export.engines import Engine, Rule
 
@@ -18,27 +20,42 @@ CODE = ("draft_model=", "prompt_lookup=", "num_assistant_tokens", "confidence", 
 
 
 def table() -> str:
-    """One row a rule."""
-    rows = ["| engine | versions | drafts | what it takes | family | checked against |", "|---|---|---|---|---|---|"]
+    """A section an engine, a row a rule."""
+    parts = []
     for name in ENGINES:
         engine = load_engine(name)
-        rows += [_row(engine, rule) for rule in engine.rules]
-    return "\n".join(rows) + "\n"
+        rows = "\n".join(_row(engine, rule) for rule in engine.rules)
+        checked = "; ".join(_releases(engine))
+        parts.append(
+            f"### {engine.title}\n\n| versions | drafts | what it takes | family |\n|---|---|---|---|\n{rows}\n\n"
+            f"Checked against {checked}.\n"
+        )
+    return "\n".join(parts)
+
+
+def _releases(engine: Engine) -> list[str]:
+    """Every package with its releases, the oldest first; and files of repositories."""
+    packages: dict[str, set[Version]] = {}
+    others: dict[str, None] = {}
+    for each in (entry for rule in engine.rules for entry in rule.checked):
+        if "package" in each:
+            packages.setdefault(each["package"], set()).add(Version(each["version"]))
+        else:
+            others[f"`{each['file']}` of {each['repository']} at {each['commit'][:8]}"] = None
+    return [f"{name} {', '.join(map(str, sorted(versions)))}" for name, versions in packages.items()] + list(others)
 
 
 def _row(engine: Engine, rule: Rule) -> str:
-    drafts = {"draft_model": "model", "prompt_lookup": "n-grams", "any": "all drafters"}[rule.method]
-    versions = rule.versions if not engine.is_build else _builds(rule.versions)
+    drafts = {"draft_model": "model", "prompt_lookup": "n-grams", "any": "any drafter"}[rule.method]
+    versions = _builds(rule.versions) if engine.is_build else rule.versions
     taken = f"refused: {rule.refuse['reason']}" if rule.refuse else _taken(rule)
-    releases = dict.fromkeys(
-        f"{each['package']} {each['version']}" if "package" in each else f"its sources at {each['commit'][:8]}"
-        for each in rule.checked
-    )
-    family = "" if rule.refuse else rule.family or "–"
     if rule.sampled:
-        family += f", with `{json.dumps(rule.sampled['config'])[1:-1]}` {rule.sampled['family']}"
-    cells = [engine.title, versions, drafts, taken, family, ", ".join(releases) or "–"]
-    return f"| {' | '.join(cells)} |"
+        taken += f"; sampling: also `{json.dumps(rule.sampled['config'])[1:-1]}`"
+    if rule.other_sizes and "config" in rule.other_sizes:
+        taken += f"; vocabularies of other sizes: also `{json.dumps(rule.other_sizes['config'])[1:-1]}`"
+    family = "" if rule.refuse else rule.family or "–"
+    family += f", {rule.sampled['family']}" if rule.sampled else ""
+    return f"| {versions} | {drafts} | {taken} | {family} |"
 
 
 def _taken(rule: Rule) -> str:
