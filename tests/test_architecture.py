@@ -33,6 +33,7 @@ LAYERS = {
     "hf_specdec": 6,  # __init__.py, the list of public names
     "hf_specdec.auto": 7,
     "hf_specdec.training": 7,
+    "hf_specdec.export": 7,
     "hf_specdec.tools": 7,
     "hf_specdec.web": 8,
     "hf_specdec.cli": 9,

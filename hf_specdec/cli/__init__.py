@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, demo, drafts, env, explain, generate, watch
+from . import bench, demo, drafts, env, explain, export, generate, watch
 
 
 EXAMPLES = """Examples:
@@ -30,6 +30,7 @@ app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("env", epilog=env.EXAMPLES)(env.env)
 for command in app.registered_commands:
