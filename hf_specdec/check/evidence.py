@@ -85,14 +85,19 @@ class Evidence:
             where: Where they stood in their rounds.
             draft_scores: The draft model's processed scores at the same places, if there is one.
         """
-        tokens = torch.tensor(list(text), device=scores.device)
+        known = [index for index, token in enumerate(text) if 0 <= token < scores.shape[1]]
+        self.tokens += len(text)
+        self.forbidden += len(text) - len(known)  # ids that don't exist
+        if len(known) < len(text):
+            scores, draft_scores = scores[known], None if draft_scores is None else draft_scores[known]
+            text, where = [text[index] for index in known], [where[index] for index in known]
+        tokens = torch.tensor(list(text), dtype=torch.long, device=scores.device)
         step = max(MOST_NUMBERS // scores.shape[1], 1)
         by_id: list[float] = []
         for start in range(0, len(text), step):
             part = slice(start, start + step)
             draft = None if draft_scores is None else draft_scores[part].to(scores.device)
             by_id += self._look(scores[part], tokens[part], where[part], draft)
-        self.tokens += len(text)
         pairs = torch.tensor(by_id, dtype=torch.float64) - 0.5
         # the variance of a uniform is 1/12, that of the product of two 1/144
         self._sum("neighbouring tokens (z)", (pairs[1:] * pairs[:-1], torch.full_like(pairs[1:], 1 / 144)))

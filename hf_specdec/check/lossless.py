@@ -56,7 +56,7 @@ class GreedyResult:
         tokens: Tokens emitted with speculation, each held against a plain forward over its text.
         off_argmax: How many of them that forward wouldn't choose, but within the band.
         wrong: How many of them are below the highest logit by more than the band.
-        worst_gap: Largest gap to the highest logit, of all of these tokens; `None` without a token.
+        worst_gap: Largest gap to the highest logit, of all of these tokens; `None` where it isn't finite.
         plain_worst_gap: The same for plain decoding's own texts, which rounding alone explains.
         band: Largest gap that rounding explains next to the logit of `worst_gap`.
         num_draft_tokens: Draft tokens that were verified: without any, nothing was checked.
@@ -174,7 +174,7 @@ class _Findings:
         """The verdict."""
         kinds = [each.kind for each in self.differences]
         ties, near_ties, mismatches = (kinds.count(kind) for kind in ("tie", "near-tie", "mismatch"))
-        worst_gap, band = self.worst or (None, near_tie_band(model, 0.0))
+        worst_gap, band = self.worst or (0.0, near_tie_band(model, 0.0))
         reasons = []
         if mismatches:
             first = next(each for each in self.differences if each.kind == "mismatch")
@@ -197,17 +197,21 @@ class _Findings:
         if not self.drafted:
             why = f" ({self.fallbacks[0]})" if self.fallbacks else ""
             reasons.append(f"No draft token was verified{why}, so nothing was checked.")
+        worst, plain_worst = (
+            each[0] if each and math.isfinite(each[0]) else None for each in (self.worst, self.plain_worst)
+        )
         return GreedyResult(
             verdict, tuple(reasons), self.texts, self.texts - len(kinds), ties, near_ties, mismatches, self.tokens,
-            self.off_argmax, self.wrong, worst_gap, self.plain_worst and self.plain_worst[0], band, self.drafted,
+            self.off_argmax, self.wrong, worst, plain_worst, band, self.drafted,
             self.accepted, batch_size, _name(model.dtype), tuple(self.differences),
         )  # fmt: skip
 
 
 def _gaps(model: Any, scores: Tensor, text: Sequence[int]) -> list[tuple[float, float]]:
     """Each token's gap to the highest score, and the gap that rounding explains there."""
-    highest = scores.amax(-1)
-    chosen = scores.gather(1, torch.tensor([list(text)], device=scores.device).T).squeeze(1)
+    highest, tokens = scores.amax(-1), torch.tensor(list(text), device=scores.device)
+    known = (tokens >= 0) & (tokens < scores.shape[1])
+    chosen = scores.gather(1, tokens.where(known, 0)[:, None]).squeeze(1).where(known, -math.inf)
     pairs = zip((highest - chosen).tolist(), highest.tolist(), strict=True)
     return [(gap, near_tie_band(model, most)) for gap, most in pairs]
 
@@ -228,7 +232,9 @@ def _difference(model: Any, scores: Tensor, off: Sequence[int], on: Sequence[int
         tokens = [text[index] if index < len(text) else None for text in (off, on)]
         return Difference(index, tokens[0], tokens[1], gap=None, band=near_tie_band(model, 0.0))
     highest = scores[index].max().item()
-    score_off, score_on = scores[index, [off[index], on[index]]].tolist()
+    score_off, score_on = (
+        scores[index, text[index]].item() if 0 <= text[index] < scores.shape[1] else -math.inf for text in (off, on)
+    )
     gap, apart = (each if math.isfinite(each) else None for each in (highest - score_on, abs(score_off - score_on)))
     return Difference(index, off[index], on[index], gap, near_tie_band(model, highest), apart)
 

@@ -17,7 +17,14 @@ from ..tools.tiny_chat import byte_tokenizer
 PROMPTS = tuple(
     BenchPrompt(f"tiny {number}", "own", text)
     for number, text in enumerate(
-        ("Why is the sky blue?", "def add(a, b):", "one two three one two three one two", "Write a poem.", "7 x 8 =", "aaaa")
+        (
+            "Why is the sky blue?",
+            "def add(a, b):",
+            "one two three one two three one two",
+            "Write a poem.",
+            "7 x 8 =",
+            "aaaa",
+        )
     )
 )
 LAYERS = 2
