@@ -111,11 +111,10 @@ def count_test(name: str, count: int, n: int, chance: float) -> StatisticalTest:
 
 def judged(tests: Sequence[StatisticalTest], alpha: float = ALPHA) -> tuple[StatisticalTest, ...]:
     """The tests with `passed` set by Holm's method: the chance that any of them fails by chance is `alpha` at most."""
-    order = sorted(range(len(tests)), key=lambda index: tests[index].p_value)
+    values = [-1.0 if math.isnan(test.p_value) else test.p_value for test in tests]  # what is no number must fail
     passed = [True] * len(tests)
-    for place, index in enumerate(order):
-        # not `p <= …`: a p-value that is no number must fail
-        if tests[index].p_value > alpha / (len(tests) - place):
+    for place, index in enumerate(sorted(range(len(tests)), key=values.__getitem__)):
+        if values[index] > alpha / (len(tests) - place):
             break
         passed[index] = False
     return tuple(replace(test, passed=each) for test, each in zip(tests, passed, strict=True))
