@@ -107,7 +107,7 @@ def test_an_adaptive_length_is_checked_with_a_fixed_one_in_turns() -> None:
         return generate(*arguments, **options)
 
     with patch.object(hf_specdec, "generate", noted):
-        check_sampled(loaded, PROMPTS, SpecConfig(draft_model=draft), **QUICK)
+        check_sampled(loaded, PROMPTS, SpecConfig(draft_model=draft), **QUICK | {"tokens": 1025})
     assert [config.draft_length for config in seen] == ["fixed", "adaptive"]
     assert seen[0].seed != seen[1].seed
     assert seen[0].num_draft_tokens == 5
@@ -178,7 +178,7 @@ def test_z_is_corrected_for_skewness() -> None:
     assert not Moments(3, 0.0, 0.0, 0.0).testable
 
 
-def synthetic(seed: int, shift: float = 0.0, texts: int = 24, length: int = 40, vocabulary: int = 30) -> Evidence:
+def synthetic(seed: int, shift: float = 0.0, texts: int = 4, length: int = 240, vocabulary: int = 30) -> Evidence:
     """Tokens drawn from random distributions; with a shift, that much more often the draft's choice."""
     generator = torch.Generator().manual_seed(seed)
     evidence = Evidence(False, True, generator)
