@@ -188,15 +188,15 @@ def synthetic(seed: int, shift: float = 0.0, texts: int = 4, length: int = 240, 
         p = scores.softmax(-1)
         p[torch.arange(length), draft.argmax(-1)] += shift
         tokens = torch.multinomial(p / p.sum(-1, keepdim=True), 1, generator=generator).squeeze(1).tolist()
-        where = [Place(index % 3, (index,) if index % 2 and index < vocabulary else ()) for index in range(length)]
+        where = [Place(index % 3, (index % vocabulary,) if index % 2 else ()) for index in range(length)]
         evidence.add(scores, tokens, where, draft)
     return evidence
 
 
 def test_the_level_holds() -> None:
-    """Of 300 samples one per cent may fail: 3 expected, more than 10 in one of 2000 cases."""
-    failed = sum(not all(test.passed for test in judged(synthetic(seed).tests())) for seed in range(300))
-    assert failed <= 10
+    """Of 150 samples one per cent may fail: more than 7 do so in one of 6000 cases."""
+    failed = sum(not all(test.passed for test in judged(synthetic(seed).tests())) for seed in range(150))
+    assert failed <= 7
     assert len(synthetic(0).tests()) == 12
 
 
