@@ -35,6 +35,7 @@ LAYERS = {
     "hf_specdec.training": 7,
     "hf_specdec.export": 7,
     "hf_specdec.tools": 7,
+    "hf_specdec.check": 7,
     "hf_specdec.web": 8,
     "hf_specdec.cli": 9,
     "hf_specdec.__main__": 10,
