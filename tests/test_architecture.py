@@ -34,6 +34,7 @@ LAYERS = {
     "hf_specdec.auto": 7,
     "hf_specdec.training": 7,
     "hf_specdec.tools": 7,
+    "hf_specdec.check": 7,
     "hf_specdec.web": 8,
     "hf_specdec.cli": 9,
     "hf_specdec.__main__": 10,

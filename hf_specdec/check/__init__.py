@@ -1,1 +1,1 @@
-"""`hf-specdec check`: does speculation pay on these prompts, is it lossless here, and with which settings."""
+"""Before speculation is switched on: does it pay on these prompts, and is it lossless here?"""
