@@ -132,7 +132,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean_acceptance_length": float(length),
         "mean_acceptance_length_interval": None if (drawn := _drawn(accepted, steps)) is None else [1 + each for each in drawn],
         "drafting_share": 1 - sources["none"] / steps.sum() if steps.sum() else 0.0,
-        "steps_by_source": {name: count for name, count in sources.most_common()},
+        "steps_by_source": dict(sources.most_common()),
         "positions": [
             {
                 "position": place + 1,

@@ -217,7 +217,9 @@ def _parquet(name: str, data: bytes, column: str | None) -> Iterator[tuple[int, 
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError as error:
-        raise SpecDecError(f"Reading {name} needs pyarrow. Install it (pip install pyarrow) or give JSON lines.") from error
+        raise SpecDecError(
+            f"Reading {name} needs pyarrow. Install it (pip install pyarrow) or give JSON lines."
+        ) from error
     try:
         file = parquet.ParquetFile(BufferReader(data))
         names = file.schema_arrow.names

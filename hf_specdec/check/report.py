@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..tools.suites import ALL
 from .acceptance import by_category, families, summarise
 from .lengths import draft_lengths
 from .prompts import Reading
@@ -17,6 +16,7 @@ from .verdict import failures, recommend
 
 SCHEMA_VERSION = 1
 DRAWS = 2000
+MOST_BAD = 100  # records that are named one by one
 
 
 def assemble(
@@ -42,7 +42,11 @@ def assemble(
     acceptance = None if accepted is None else _acceptance(accepted, sampled, settings)
     costs = stages.get("costs") or {}
     overall = None if accepted is None else summarise(accepted)
-    speed = {name.removeprefix("speed "): _with_interval(each) for name, each in stages.items() if name.startswith("speed ")}
+    speed = {
+        str(size): _with_interval(stages[f"speed {size}"])
+        for size in settings["batch_sizes"]
+        if f"speed {size}" in stages
+    }
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "check",
@@ -51,10 +55,11 @@ def assemble(
             "file": reading.suite.name,
             "sha256": reading.suite.sha256,
             "form": reading.form,
-            "ids": [prompt.id for prompt in reading.suite.prompts],
+            "ids": [] if static_only else [prompt.id for prompt in reading.suite.prompts],
             "categories": list(reading.suite.categories),
             "left_out_too_long": reading.too_long,
-            "bad_records": [asdict(each) for each in reading.bad],
+            "num_bad_records": len(reading.bad),
+            "bad_records": [asdict(each) for each in reading.bad[:MOST_BAD]],
         },
         "acceptance": acceptance,
         "speed": speed,
@@ -107,9 +112,3 @@ def _with_interval(speed: Mapping[str, Any]) -> dict[str, Any]:
     ratios = np.log([case["speedup"] for case in speed["cases"] if case["category"] not in refused])
     means = ratios[np.random.default_rng(0).integers(len(ratios), size=(DRAWS, len(ratios)))].mean(1)
     return dict(speed) | {"interval": [float(each) for each in np.exp(np.percentile(means, [2.5, 97.5]))]}
-
-
-def overall(by_name: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry for all prompts."""
-    found: Mapping[str, Any] = by_name[ALL]
-    return found

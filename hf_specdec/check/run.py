@@ -86,7 +86,9 @@ class CheckSettings:
         if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
             raise SpecDecError(f"`batch_sizes` must be different numbers from 1, got {list(self.batch_sizes)}.")
         if not self.temperature > 0:
-            raise SpecDecError(f"`temperature` must be above 0, got {self.temperature}: greedy decoding is checked anyway.")
+            raise SpecDecError(
+                f"`temperature` must be above 0, got {self.temperature}: greedy decoding is checked anyway."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,9 @@ def _stages(settings: CheckSettings, subject: _Subject, tell: Tell) -> dict[str,
         )  # fmt: skip
 
     def timed_batch(size: int) -> dict[str, Any]:
-        return speed.measure_batch(loaded, timed, method, size, trials=settings.trials, draft=draft, tell=tell, **length)
+        return speed.measure_batch(
+            loaded, timed, method, size, trials=settings.trials, draft=draft, tell=tell, **length
+        )
 
     stages: dict[str, Callable[[], Any]] = {
         "greedy": lambda: lossless.check_greedy(

@@ -62,7 +62,9 @@ def measure_batch(
 def _filled(prompts: Sequence[BenchPrompt], batch: int) -> list[BenchPrompt]:
     number = batch * min(max(len(prompts) // batch, 1), MOST_BATCHES)
     again = islice(cycle(prompts), number)
-    return [replace(prompt, id=f"{prompt.id} ({place})", category=MIXED) for place, prompt in enumerate(again, start=1)]
+    return [
+        replace(prompt, id=f"{prompt.id} ({place})", category=MIXED) for place, prompt in enumerate(again, start=1)
+    ]
 
 
 def _figures(report: BenchReport, name: str, batch: int) -> dict[str, Any]:
@@ -82,9 +84,7 @@ def _figures(report: BenchReport, name: str, batch: int) -> dict[str, Any]:
             for category in groups
             if category != ALL and (summary := summaries.get((category, name))) is not None
         },
-        "cases": [
-            {"category": case.category, "speedup": case.speedup(name), "spread": case.spread} for case in cases
-        ],
+        "cases": [{"category": case.category, "speedup": case.speedup(name), "spread": case.spread} for case in cases],
         "lengths": by_length(cases, name) if batch == 1 else [],
     }
 

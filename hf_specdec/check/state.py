@@ -62,7 +62,7 @@ class State:
             SpecDecError: If it can't be written.
         """
         # as it will be read, so that a check that goes on gives the same report as one that was never stopped
-        self.stages[stage] = json.loads(json.dumps(result))
+        self.stages[stage] = json.loads(json.dumps(result), parse_constant=lambda name: None)
         new = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
