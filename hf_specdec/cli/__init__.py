@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, demo, drafts, env, generate
+from . import bench, demo, drafts, env, explain, generate
 
 
 EXAMPLES = """Examples:
@@ -28,7 +29,12 @@ app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
+app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("env", epilog=env.EXAMPLES)(env.env)
+for command in app.registered_commands:
+    # a paragraph on one line, so that the terminal alone breaks lines
+    paragraphs = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ before it were, and takes
     R(k) = v(B·(k+1)) / v(B) + c·k + o
 
 with a forward of v(n) on n tokens in all B rows together, a draft step of c, and an overhead of o. The quotient is the
-speed-up (Leviathan et al., arXiv 2211.17192, theorem 3.8, has v = 1, o = 0 and one α for all a_j).
+speed-up (Leviathan et al., arXiv 2211.17192, theorem 3.8, has v = 1, o = 0 and one α for all a_j). Where only a share of the
+rounds finds a draft (copied text), the others are plain steps, and both numbers are means over all rounds.
 """
 
 from __future__ import annotations
@@ -100,9 +101,28 @@ def speedup(
     *,
     batch: int = 1,
     overhead: float = 0.0,
+    share: float = 1.0,
 ) -> float:
-    """Speed-up over plain decoding with k draft tokens a round; 1.0 for k = 0. Arguments as in `round_cost`."""
-    return expected_tokens(acceptance, k) / round_cost(k, draft_cost, verify_cost, batch=batch, overhead=overhead)
+    """Speed-up over plain decoding with k draft tokens a round; 1.0 for k = 0.
+
+    Args:
+        acceptance: Chance of each draft token, see `Acceptance`.
+        k: Draft tokens a row.
+        draft_cost: A draft step in plain steps.
+        verify_cost: What wider forwards cost, see `VerifyCost`.
+        batch: Rows.
+        overhead: What a round with drafts costs besides its forwards.
+        share: Share of the rounds that have a draft.
+    """
+    cost = round_cost(k, draft_cost, verify_cost, batch=batch, overhead=overhead)
+    return over_all_rounds(expected_tokens(acceptance, k), share) / over_all_rounds(cost, share)
+
+
+def over_all_rounds(figure: float, share: float) -> float:
+    """The mean of a figure of rounds with a draft and the 1 of those without one."""
+    if not 0 <= share <= 1:
+        raise SpecDecError(f"The share of rounds with a draft must be a number from 0 to 1, got {share!r}.")
+    return 1 + share * (figure - 1)
 
 
 def best_length(
@@ -112,12 +132,13 @@ def best_length(
     *,
     batch: int = 1,
     overhead: float = 0.0,
+    share: float = 1.0,
     most: int = MOST_DRAFT_TOKENS,
 ) -> int:
     """The draft length with the largest speed-up, from 0 (don't draft) to `most`; the shortest of equals."""
 
     def value(k: int) -> float:
-        return speedup(acceptance, k, draft_cost, verify_cost, batch=batch, overhead=overhead)
+        return speedup(acceptance, k, draft_cost, verify_cost, batch=batch, overhead=overhead, share=share)
 
     return max(range(most + 1), key=value)
 
@@ -157,17 +178,21 @@ def break_even_cost(
     k: int | None = None,
     batch: int = 1,
     overhead: float = 0.0,
+    share: float = 1.0,
     most: int = MOST_DRAFT_TOKENS,
 ) -> float | None:
     """The dearest draft step with which a speed-up of `wanted` is reached, or `None` if not even a free one does it.
 
-    Solves `E(k) / R(k) = wanted` for c, with the given k or with that which allows the most. Other arguments as in
-    `break_even_acceptance`.
+    Solves `speedup(…, k, c, …) = wanted` for c, with the given k or with that which allows the most. Other arguments as in
+    `break_even_acceptance` and `speedup`.
     """
+    if share <= 0:
+        return None
 
     def dearest(length: int) -> float:
         free = round_cost(length, 0.0, verify_cost, batch=batch, overhead=overhead)
-        return (expected_tokens(acceptance, length) / wanted - free) / length
+        tokens = over_all_rounds(expected_tokens(acceptance, length), share)
+        return ((tokens / wanted - 1) / share + 1 - free) / length
 
     cost = max(dearest(length) for length in (range(1, most + 1) if k is None else [k]))
     return cost if cost >= 0 else None

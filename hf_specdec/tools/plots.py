@@ -1,18 +1,18 @@
 """Pictures of a benchmark, as PNG and SVG.
 
-Needs matplotlib (`pip install "hf-specdec[bench]"`). Colours are those of Okabe and Ito, which colour-blind readers can
-tell apart; lines also differ in their markers.
+Needs matplotlib (`pip install "hf-specdec[bench]"`). Lines differ in their markers too, not in colour alone.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecDecError
 from .bench_report import BenchReport
+from .drawing import COLOURS, MARKERS, STYLE
+from .drawing import has_matplotlib as has_matplotlib
 from .suites import ALL
 from .summaries import Speedup, Summary
 from .trials import PLAIN
@@ -22,26 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 LIGHT = ("#E69F00", "#CC79A7", "#56B4E9", "#F0E442")  # black is read better on these
-MARKERS = "osD^vPX*"
 LEAST_SEEN = 10  # a position that was reached less often says nothing about acceptance
 FOOT = 0.36  # inches under a picture for the line that says how it was measured
-STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "svg.hashsalt": "hf_specdec",
-    "text.parse_math": False,  # a category or a path may hold dollar signs
-    "savefig.dpi": 150,
-}
-
-
-def has_matplotlib() -> bool:
-    """Whether pictures can be drawn."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_plots(report: BenchReport, folder: Path) -> list[Path]:
