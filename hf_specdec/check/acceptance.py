@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..config import SpecConfig
-from ..drafters import draft_model
 from ..tools.bench import Tell
 from ..tools.loading import LoadedModel, encode_batch
+from ..tools.measured import MODEL_SOURCES
 from ..tools.suites import ALL, BenchPrompt
 from ..tools.trials import Learnt, Method, Run, decode
 
@@ -26,7 +26,6 @@ FEWEST_PROMPTS = 5  # with fewer there is nothing to draw from
 DRAWS = 2000
 Z = 1.959964  # two-sided 95 %
 FAMILIES = {"A1": "sum_p_argmax_q", "A2": "sum_min_pq", "B1": "sum_p_argmax_q", "B2": "sum_pq"}
-SAMPLED_SOURCE = draft_model.DraftModel.name
 
 
 def measure_acceptance(
@@ -101,7 +100,7 @@ def _overlaps(run: Run, stats: Mapping[str, Any], tried: int) -> dict[str, float
     copied = 0
     for event in run.events:
         for source, accepted in zip(event.source, event.accepted, strict=True):
-            copied += accepted if not (sampled and source == SAMPLED_SOURCE) else 0
+            copied += accepted if not (sampled and source in MODEL_SOURCES) else 0
     return {"tried": tried} | {name: stats.get(sums, 0.0) + copied for name, sums in FAMILIES.items()}
 
 

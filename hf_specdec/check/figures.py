@@ -1,6 +1,6 @@
 """Pictures for the report in HTML: SVG that takes its colours from the page, so that it is read in light and in dark.
 
-Needs matplotlib (`pip install "hf-specdec[bench]"`). What is drawn is in the tables too.
+Needs matplotlib (`pip install "hf-specdec[check]"`). What is drawn is in the tables too.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from ..tools.plots import has_matplotlib
+from ..tools.drawing import has_matplotlib
 from .tables import Section, code_line, conditions, headline, notes, sections
 
 
@@ -45,7 +45,9 @@ def to_html(report: Mapping[str, Any]) -> str:
     found = report["recommendation"]
     code = code_line(report)
     remarks = (
-        notes(report) if figures else [*notes(report), "No pictures: they need matplotlib (pip install matplotlib)."]
+        notes(report)
+        if figures
+        else [*notes(report), "No pictures: they need matplotlib (pip install 'hf-specdec[check]')."]
     )
     verdict = tag(
         "header",

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tools.gain import break_even_acceptance, expected_tokens, round_cost
-from .acceptance import SAMPLED_SOURCE
+from ..tools.measured import LEAST_TRIED, MODEL_SOURCES
 
 
-LEAST_TRIED = 10  # a position that was reached less often says nothing
 AS_GOOD = 0.01  # a shorter draft that loses no more than this is better: less is computed for nothing
 
 
@@ -61,4 +60,4 @@ def _draft_share(acceptance: Mapping[str, Any]) -> float:
     """Share of the drafts that came from a draft model; others cost next to nothing."""
     sources = acceptance["steps_by_source"]
     drafts = sum(count for name, count in sources.items() if name != "none")
-    return sources.get(SAMPLED_SOURCE, 0) / drafts if drafts else 0.0
+    return sum(sources.get(name, 0) for name in MODEL_SOURCES) / drafts if drafts else 0.0

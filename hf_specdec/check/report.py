@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tools.measured import LEAST_TRIED
 from .acceptance import by_category, families, summarise
 from .lengths import draft_lengths
 from .prompts import Reading
@@ -87,13 +88,14 @@ def _acceptance(
     greedy: list[dict[str, Any]], sampled: list[dict[str, Any]] | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     overall = summarise(greedy)
-    reached = [each["rate"] for each in overall["positions"] if each["drafted"]]
+    known = [each for each in overall["positions"] if each["drafted"] >= LEAST_TRIED]
     return {
         "num_draft_tokens": settings["num_draft_tokens"],
         "drafter": next((row["drafter"] for row in greedy if row["drafter"] != "none"), "none"),
         "draft_acceptance_rate": overall["draft_acceptance_rate"],
         "mean_acceptance_length": overall["mean_acceptance_length"],
-        "per_position": reached,
+        "per_position": [each["rate"] for each in known],
+        "steps_by_source": overall["steps_by_source"],
         "by_category": by_category(greedy),
         "sampled": None
         if sampled is None

@@ -84,7 +84,7 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     for reason in (report["acceptance"] or {}).get("fallback_reasons", ()):
         yield f"Wholly or partly decoded plainly: {reason}."
     if not report["static_only"] and not report["interrupted"] and report["lossless"]["sampled"] is None:
-        yield "Sampling was not checked: that needs SciPy (pip install scipy)."
+        yield "Sampling was not checked: that needs SciPy (pip install 'hf-specdec[check]')."
     yield from report["static"]["problems"]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .arguments import batch_sizes_of, try_places
 from .formats import Format, FormatOption
 
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..check.prompts import Reading
-    from ..check.run import CheckSettings
     from ..check.tables import Section
 
 QUICK: dict[str, Any] = {
@@ -95,7 +95,7 @@ def check(
     from ..tools.progress import show_count
 
     given = {
-        "batch_sizes": _numbers(batch), "most_prompts": max_prompts, "max_new_tokens": max_new_tokens,
+        "batch_sizes": None if batch is None else batch_sizes_of(batch), "most_prompts": max_prompts, "max_new_tokens": max_new_tokens,
         "sampled_tokens": sampled_tokens,
     }  # fmt: skip
     chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
@@ -103,8 +103,7 @@ def check(
         target=target or str(fetch_chat_model()), draft=draft, drafter=drafter, dtype=dtype, trials=trials,
         max_prompt_tokens=max_prompt_tokens, temperature=temperature, num_draft_tokens=num_draft_tokens, **chosen,
     )  # fmt: skip
-    files = [Path(file) for file in (json_to, html_to, markdown_to) if file and str(file) != "-"]
-    _make_places(files)
+    try_places(Path(file) for file in (json_to, html_to, markdown_to) if file and str(file) != "-")
     reading = _read(prompts, column)
     with show_count() as tell:
         report = run_check(
@@ -114,18 +113,6 @@ def check(
     _print(report, Format.JSON if json_to == "-" else output)
     _write(report, json_to, html_to, markdown_to)
     raise typer.Exit(exit_code(report))
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        numbers = tuple(int(name) for name in text.split(",") if name.strip())
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
-        raise typer.BadParameter(f"--batch takes different numbers from 1, such as 1,8; got {text!r}.")
-    return numbers
 
 
 def _read(prompts: str | None, column: str | None) -> Reading:
@@ -142,21 +129,6 @@ def _read(prompts: str | None, column: str | None) -> Reading:
     if len(reading.bad) > 10:
         print(f"skipped: {len(reading.bad) - 10} more", file=sys.stderr)
     return reading
-
-
-def _make_places(files: list[Path]) -> None:
-    """Find out that nothing can be written there before the measuring, not after."""
-    from ..errors import SpecDecError
-
-    for file in files:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new = not file.exists()
-            file.open("a").close()
-            if new:
-                file.unlink()
-        except OSError as error:
-            raise SpecDecError(f"{file} can't be written ({error.strerror}). Name another place.") from error
 
 
 def _print(report: Mapping[str, Any], output: Format) -> None:
@@ -200,7 +172,9 @@ def show(report: Mapping[str, Any]) -> None:
     console.print(Text(conditions(report), style="dim"))
     console.rule(style="dim")
     good = report["passed"] and report["recommendation"]["verdict"] != "off"
-    console.print(Text(headline(report), style="bold green" if good else "bold yellow" if report["passed"] else "bold red"))
+    console.print(
+        Text(headline(report), style="bold green" if good else "bold yellow" if report["passed"] else "bold red")
+    )
     for reason in report["recommendation"]["reasons"]:
         console.print(Text(f"- {reason}"))
     if code := code_line(report):
