@@ -126,8 +126,8 @@ def prompt_of(record: Any, place: str, default_id: str) -> BenchPrompt:
     """Read one record.
 
     Args:
-        record: A mapping with a text in `prompt`, `turns` of which the first counts, or the `messages` of a chat, whose
-            answer at the end, if there is one, is left out; optionally `id` and `category`.
+        record: A mapping with a text in `prompt`, `turns` of which the first counts, or the messages of a chat in
+            `messages` or `prompt`, whose answer at the end, if there is one, is left out; optionally `id` and `category`.
         place: What errors call it.
         default_id: The id of a record without one.
 
@@ -138,8 +138,8 @@ def prompt_of(record: Any, place: str, default_id: str) -> BenchPrompt:
         raise SpecDecError(f"{place} must be a JSON object with `prompt` or `turns`, got {type(record).__name__}.")
     turns = record.get("turns")
     text = record.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
-    if text is None:
-        text = _messages(record.get("messages"))
+    if text is None or isinstance(text, list):
+        text = _messages(text or record.get("messages"))
     if not isinstance(text, list) and not (isinstance(text, str) and text.strip()):
         raise SpecDecError(
             f"{place} has no prompt: it needs a text in `prompt`, or in `turns` as the first element, or `messages` with "
