@@ -6,14 +6,20 @@ every token that speculation emitted is also held against a plain forward over t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..config import SpecConfig
-from ..tools.differences import Difference
-from ..tools.loading import LoadedModel
+from ..tools.differences import HALF_PRECISION, Difference, near_tie_band
+from ..tools.loading import LoadedModel, pad_batch, pad_token
 from ..tools.suites import BenchPrompt
+from ..tools.trials import PLAIN, Method, decode
+from .plain import encoded, logits_behind, processed, processors_of, variants
 
 
 Tell = Callable[[str, int, int], None]
@@ -50,7 +56,7 @@ class GreedyResult:
         tokens: Tokens emitted with speculation, each held against a plain forward over its text.
         off_argmax: How many of them that forward wouldn't choose, but within the band.
         wrong: How many of them are below the highest logit by more than the band.
-        worst_gap: Largest gap to the highest logit, of all of these tokens; `None` without a token.
+        worst_gap: Largest gap to the highest logit, of all of these tokens; `None` where it isn't finite.
         plain_worst_gap: The same for plain decoding's own texts, which rounding alone explains.
         band: Largest gap that rounding explains next to the logit of `worst_gap`.
         num_draft_tokens: Draft tokens that were verified: without any, nothing was checked.
@@ -95,6 +101,9 @@ def check_greedy(
 ) -> GreedyResult:  # fmt: skip
     """Decode prompts greedily without and with speculation and compare.
 
+    With an adaptive draft length every second batch has a fixed one: where drafts don't pay, an adaptive one drafts
+    nothing, and nothing would be checked.
+
     Args:
         loaded: The target and its tokenizer.
         prompts: What to continue.
@@ -106,4 +115,129 @@ def check_greedy(
     Raises:
         SpecDecError: If there are no prompts.
     """
-    raise NotImplementedError
+    rows, settings = encoded(loaded, prompts), variants(config)
+    found = _Findings()
+    for number, start in enumerate(range(0, len(rows), batch_size)):
+        if tell is not None:
+            tell("greedy: without and with speculation", start, len(rows))
+        batch = slice(start, start + batch_size)
+        inputs = pad_batch(loaded, rows[batch])
+        plain = decode(loaded, inputs, PLAIN, max_new_tokens)
+        on = decode(loaded, inputs, Method("speculative", settings[number % len(settings)]), max_new_tokens)
+        found.count(on.stats)
+        for prompt, ids, off_text, on_text in zip(prompts[batch], rows[batch], plain.tokens, on.tokens, strict=True):
+            found.add(loaded, prompt.id, ids, off_text, on_text)
+    if tell is not None:
+        tell("greedy: without and with speculation", len(rows), len(rows))
+    return found.result(loaded.model, batch_size)
+
+
+class _Findings:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.differences: list[FirstDifference] = []
+        self.texts = self.tokens = self.off_argmax = self.wrong = self.drafted = self.accepted = 0
+        self.worst: tuple[float, float] | None = None  # gap and band
+        self.plain_worst: tuple[float, float] | None = None
+        self.fallbacks: list[str] = []
+
+    def count(self, stats: Mapping[str, Any] | None) -> None:
+        """Take in a run's statistics."""
+        if stats is not None:
+            self.drafted += stats["num_draft_tokens"]
+            self.accepted += stats["num_accepted_draft_tokens"]
+            if stats["fallback_reason"] is not None:
+                self.fallbacks.append(stats["fallback_reason"])
+
+    def add(self, loaded: LoadedModel, prompt: str, ids: Tensor, off: Sequence[int], on: Sequence[int]) -> None:
+        """Compare one prompt's two texts, and hold every token against a plain forward."""
+        model = loaded.model
+        self.texts += 1
+        options = {"do_sample": False, "max_new_tokens": max(len(off), len(on)), "pad_token_id": pad_token(loaded)}
+        processors = processors_of(model, ids, **options)
+        scores = processed(logits_behind(model, ids, on), ids, on, processors)
+        gaps = _gaps(model, scores, on)
+        self.tokens += len(on)
+        self.off_argmax += sum(0 < gap <= band for gap, band in gaps)
+        self.wrong += sum(not gap <= band for gap, band in gaps)
+        self.worst = _worst(self.worst, gaps)
+        if list(off) == list(on):
+            self.plain_worst = _worst(self.plain_worst, gaps)
+            return
+        plain_scores = processed(logits_behind(model, ids, off), ids, off, processors)
+        self.plain_worst = _worst(self.plain_worst, _gaps(model, plain_scores, off))
+        difference = _difference(model, plain_scores, off, on)
+        self.differences.append(FirstDifference(prompt, difference.kind, difference))
+
+    def result(self, model: Any, batch_size: int) -> GreedyResult:
+        """The verdict."""
+        kinds = [each.kind for each in self.differences]
+        ties, near_ties, mismatches = (kinds.count(kind) for kind in ("tie", "near-tie", "mismatch"))
+        worst_gap, band = self.worst or (0.0, near_tie_band(model, 0.0))
+        reasons = []
+        if mismatches:
+            first = next(each for each in self.differences if each.kind == "mismatch")
+            reasons.append(
+                f"{mismatches} of {self.texts} texts leave plain decoding where rounding doesn't explain it "
+                f"(prompt {first.prompt}: {first.difference})."
+            )
+        if self.wrong:
+            reasons.append(
+                f"{self.wrong} of {self.tokens} tokens aren't what the target says at their place "
+                f"(largest gap to its highest logit {worst_gap:.2g}, rounding explains {band:.2g})."
+            )
+        exact = model.dtype not in HALF_PRECISION
+        if exact and near_ties:
+            reasons.append(
+                f"{near_ties} of {self.texts} texts leave plain decoding at a near-tie. In {_name(model.dtype)} the "
+                "texts must be equal unless both logits are the same number."
+            )
+        verdict = "fail" if reasons else ("near-tie" if kinds else "exact")
+        if not self.drafted:
+            why = f" ({self.fallbacks[0]})" if self.fallbacks else ""
+            reasons.append(f"No draft token was verified{why}, so nothing was checked.")
+        worst, plain_worst = (
+            each[0] if each and math.isfinite(each[0]) else None for each in (self.worst, self.plain_worst)
+        )
+        return GreedyResult(
+            verdict, tuple(reasons), self.texts, self.texts - len(kinds), ties, near_ties, mismatches, self.tokens,
+            self.off_argmax, self.wrong, worst, plain_worst, band, self.drafted,
+            self.accepted, batch_size, _name(model.dtype), tuple(self.differences),
+        )  # fmt: skip
+
+
+def _gaps(model: Any, scores: Tensor, text: Sequence[int]) -> list[tuple[float, float]]:
+    """Each token's gap to the highest score, and the gap that rounding explains there."""
+    highest, tokens = scores.amax(-1), torch.tensor(list(text), device=scores.device)
+    known = (tokens >= 0) & (tokens < scores.shape[1])
+    chosen = scores.gather(1, tokens.where(known, 0)[:, None]).squeeze(1).where(known, -math.inf)
+    pairs = zip((highest - chosen).tolist(), highest.tolist(), strict=True)
+    return [(gap, near_tie_band(model, most)) for gap, most in pairs]
+
+
+def _worst(
+    known: tuple[float, float] | None, gaps: Sequence[tuple[float, float]]
+) -> tuple[float, float] | None:  # fmt: skip
+    """The largest gap, with its band; a gap that is no number is as large as can be."""
+    sound = [(math.inf if math.isnan(gap) else gap, band) for gap, band in gaps]
+    return max([*sound, *([known] if known else [])], default=None)
+
+
+def _difference(model: Any, scores: Tensor, off: Sequence[int], on: Sequence[int]) -> Difference:
+    """The first difference of two texts, given the scores behind the plain one."""
+    shorter = min(len(off), len(on))
+    index = next((i for i in range(shorter) if off[i] != on[i]), shorter)
+    if index == shorter:
+        tokens = [text[index] if index < len(text) else None for text in (off, on)]
+        return Difference(index, tokens[0], tokens[1], gap=None, band=near_tie_band(model, 0.0))
+    highest = scores[index].max().item()
+    score_off, score_on = (
+        scores[index, text[index]].item() if 0 <= text[index] < scores.shape[1] else -math.inf for text in (off, on)
+    )
+    gap, apart = (each if math.isfinite(each) else None for each in (highest - score_on, abs(score_off - score_on)))
+    return Difference(index, off[index], on[index], gap, near_tie_band(model, highest), apart)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
