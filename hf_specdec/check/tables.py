@@ -41,10 +41,16 @@ def headline(report: Mapping[str, Any]) -> str:
         return "Interrupted: no verdict yet."
     if not report["passed"]:
         return "FAIL: switch it off."
-    lossless = "lossless" if all(report["lossless"].values()) else "no fault was found"
+    lossless = "lossless" if _shown_lossless(report["lossless"]) else "no fault was found"
     if found["verdict"] == "off":
         return f"PASS, {lossless}. Verdict: off, it isn't shown to pay."
     return f"PASS, {lossless}. Verdict: {found['verdict']}."
+
+
+def _shown_lossless(lossless: Mapping[str, Any]) -> bool:
+    """Whether enough was looked at, greedy and sampled, to say more than that nothing was found."""
+    greedy, sampled = lossless["greedy"], lossless["sampled"]
+    return bool(greedy and greedy["num_draft_tokens"] and sampled and sampled["verdict"] == "pass")
 
 
 def code_line(report: Mapping[str, Any]) -> str | None:

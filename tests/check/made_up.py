@@ -39,7 +39,7 @@ HEADER: dict[str, Any] = {
 }  # fmt: skip
 GREEDY = {
     "verdict": "exact", "reasons": [], "texts": 8, "same": 8, "ties": 0, "near_ties": 0, "mismatches": 0, "tokens": 500,
-    "worst_gap": 0.0, "band": 0.05, "first_differences": [],
+    "worst_gap": 0.0, "band": 0.05, "num_draft_tokens": 300, "first_differences": [],
 }  # fmt: skip
 SAMPLED = {
     "verdict": "pass", "reasons": [], "temperature": 1.0, "tokens": 2000, "rerun": False,
