@@ -1,0 +1,281 @@
+"""A whole check on a tiny model: stages, faults, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_specdec import PromptLookup, SpecDecError
+from hf_specdec.check import lossless, run, speed
+from hf_specdec.check.prompts import Reading
+from hf_specdec.check.run import CheckSettings, run_check
+from hf_specdec.check.state import State, describe_files, fingerprint
+from hf_specdec.check.static import static_facts
+from hf_specdec.tools import bench
+from hf_specdec.tools.loading import LoadedModel, load_model
+from hf_specdec.tools.suites import BenchPrompt, Suite
+from hf_specdec.tools.trials import Method, Run, decode
+
+from ..tools.tiny_chat import save_tiny_chat_model
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STAGES = ["greedy", "acceptance", "speed 1", "speed 2", "costs", "sampled", "acceptance sampled", "temperatures"]
+Check = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: str) -> LoadedModel:
+    return load_model(folder, device="cpu")
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that always say the same: plain decoding 4 s, everything else 2 s."""
+
+    def timed(loaded: LoadedModel, inputs: Any, method: Method, tokens: int) -> Run:
+        found = decode(loaded, inputs, method, tokens)
+        return replace(found, seconds=4.0 if method.name == "plain" else 2.0)
+
+    monkeypatch.setattr(bench, "decode", timed)
+    monkeypatch.setattr(speed, "decode", timed)
+
+
+def reading() -> Reading:
+    texts = ("abcabcabc abc", "one two one two", "x y x y x y", "你好你好")
+    prompts = tuple(BenchPrompt(f"p{n}", "copy" if n % 2 else "talk", text) for n, text in enumerate(texts))
+    return Reading(Suite("mine.jsonl", "0" * 64, prompts), "JSON lines")
+
+
+@pytest.fixture
+def check(folder: str, loaded: LoadedModel, tmp_path: Path, steady: None) -> Check:
+    def call(**options: Any) -> dict[str, Any]:
+        settings = {
+            "batch_sizes": (1, 2),
+            "max_new_tokens": 16,
+            "temperatures": (1.0,),
+            "sampled_tokens": 40,
+            "trials": 2,
+        }
+        names = set(options) & set(CheckSettings.__dataclass_fields__)
+        settings |= {name: options.pop(name) for name in names}
+        options = {"folder": tmp_path / "state"} | options
+        return run_check(CheckSettings(target=folder, **settings), reading(), lambda: loaded, **options)
+
+    return call
+
+
+def test_a_whole_check(check: Check, tmp_path: Path) -> None:
+    news: list[str] = []
+    found = check(tell=lambda title, done, total: news.append(title))
+    assert found["problems"] == {}
+    assert found["passed"]
+    assert not found["interrupted"]
+    assert found["recommendation"]["verdict"] == "on"
+    assert found["speed"]["1"]["on"]["speedup"]["geometric_mean"] == pytest.approx(2.0)
+    assert found["speed"]["2"]["on"]["cases"] == 2
+    assert found["acceptance"]["by_category"]["all"]["prompts"] == 4
+    assert set(found["costs"]) == {"1", "2"}
+    assert found["lossless"]["greedy"]["verdict"] == "exact"
+    assert found["curves"]["temperature"][0]["temperature"] == 1.0
+    assert [each["tokens"] for each in found["curves"]["output_length"]] == [4, 8, 16]
+    assert found["static"]["plain_reason"] is None
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert not list((tmp_path / "state").iterdir())  # a finished check leaves nothing
+    assert {"batch 2: warm up: plain", "temperature 1"} <= {title.replace("auto", "plain") for title in news}
+
+
+@pytest.mark.parametrize("stage", ["acceptance", "speed 2", "temperatures"])
+def test_an_interruption_costs_one_stage(check: Check, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    whole = check()
+    ran: list[str] = []
+    stop = True
+    stages_of = run._stages
+
+    def watched(*arguments: Any) -> dict[str, Callable[[], Any]]:
+        def watch(name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+            def one() -> Any:
+                if stop and name == stage:
+                    raise KeyboardInterrupt
+                ran.append(name)
+                return call()
+
+            return one
+
+        return {name: watch(name, call) for name, call in stages_of(*arguments).items()}
+
+    monkeypatch.setattr(run, "_stages", watched)
+    said: list[str] = []
+    part = check(say=said.append)
+    assert part["interrupted"]
+    assert ran == STAGES[: STAGES.index(stage)]
+    assert "the same command goes on" in said[-1]
+    stop = False
+    rest = check(say=said.append)
+    assert ran == STAGES  # none of them twice
+    assert said[-1].startswith("Going on behind: greedy")
+    assert not rest["interrupted"]
+    # what the clock says differs from run to run, except where it stands still
+    for name in ("acceptance", "lossless", "prompts", "settings", "recommendation", "passed"):
+        assert rest[name] == whole[name], name
+
+
+def test_other_conditions_are_another_check(check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = run.measure_acceptance
+    monkeypatch.setattr(run, "measure_acceptance", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert check()["interrupted"]
+    assert check(max_new_tokens=12)["interrupted"]
+    assert len(list((tmp_path / "state").iterdir())) == 2
+    monkeypatch.setattr(run, "measure_acceptance", real)
+    greedy: list[int] = []
+    check_greedy = lossless.check_greedy
+    monkeypatch.setattr(lossless, "check_greedy", lambda *a, **k: greedy.append(1) or check_greedy(*a, **k))  # type: ignore[func-returns-value]
+    check()
+    assert greedy == []
+    check(max_new_tokens=12, restart=True)
+    assert greedy == [1]
+
+
+def test_ctrl_c_inside_a_benchmark(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(*_: Any) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "decode", stopping)
+    found = check()
+    assert found["interrupted"]
+    assert found["speed"] == {}
+    assert found["acceptance"] is not None
+
+
+def test_a_stage_that_fails_leaves_the_others(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no kernel for it")
+
+    monkeypatch.setattr(speed, "measure_pass_costs", broken)
+    found = check()
+    assert found["problems"] == {"costs": "RuntimeError: no kernel for it"}
+    assert not found["passed"]
+    assert found["lossless"]["sampled"] is not None
+    monkeypatch.undo()
+    assert "Costs could not be measured: RuntimeError: no kernel for it." in found["recommendation"]["reasons"]
+
+
+def test_a_drafter_that_breaks_is_told(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: PromptLookup, rows: Any, length: int) -> Any:
+        raise RuntimeError("lost the index")
+
+    monkeypatch.setattr(PromptLookup, "propose", broken)
+    found = check(drafter="prompt_lookup")
+    assert "lost the index" in found["acceptance"]["fallback_reasons"][0]
+    assert found["acceptance"]["draft_acceptance_rate"] is None
+
+
+def test_a_draft_model(check: Check, folder: str) -> None:
+    found = check(draft=folder, drafter="draft_model", batch_sizes=(1,))
+    assert found["draft"] == folder
+    assert found["acceptance"]["draft_acceptance_rate"] == 1
+    assert found["costs"]["1"]["draft_step"] > 0
+    assert found["static"]["vocabulary"]["verdict"] == "same"
+    assert found["static"]["draft_choice"]["verdict"] == "fits"
+    assert found["recommendation"]["draft_model"] == folder
+
+
+def test_few_prompts_fill_a_batch(check: Check) -> None:
+    found = check(batch_sizes=(6,), most_prompts=2)
+    assert found["speed"]["6"]["on"]["cases"] == 1
+    assert found["curves"]["output_length"] == []
+
+
+def test_without_weights(folder: str, tmp_path: Path) -> None:
+    settings = CheckSettings(target=folder, batch_sizes=(4,))
+    found = run_check(settings, reading(), lambda: pytest.fail("loaded"), folder=tmp_path, static_only=True)
+    assert found["static_only"]
+    assert found["static"]["target"]["model_type"] == "llama"
+    assert found["static"]["memory"]["batch"] == 4
+    assert found["static"]["problems"] == []
+
+
+def test_a_model_that_is_decoded_plainly_is_not_measured(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "hf_specdec.check.static.forward.unsupported_reason", lambda model: "its state can't be rolled back"
+    )
+    found = run_check(CheckSettings(target=folder), reading(), lambda: pytest.fail("loaded"), folder=tmp_path)
+    assert found["recommendation"]["verdict"] == "off"
+    assert "can't be rolled back" in found["recommendation"]["reasons"][0]
+
+
+def test_nothing_is_known_of_a_target_that_is_not_there(tmp_path: Path) -> None:
+    found = static_facts(str(tmp_path / "nothing"))
+    assert found["target"] is None
+    assert found["plain_reason"] is None
+    assert found["problems"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trials": 1}, "`trials` must be at least 2"), ({"batch_sizes": (2, 2)}, "different numbers"),
+        ({"batch_sizes": ()}, "different numbers"), ({"temperature": 0.0}, "greedy decoding is checked anyway"),
+        ({"temperature": float("nan")}, "must be above 0"),
+    ],
+)  # fmt: skip
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecDecError, match=message):
+        CheckSettings(target="x", **settings)
+
+
+def test_switched_off(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SPECDEC_DISABLE", "1")
+    with pytest.raises(SpecDecError, match="there is nothing to check"):
+        check()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+
+
+def test_state(state: Path) -> None:
+    one = State(state / "deep", "key")
+    one.keep("a", {"tuple": (1, 2), "none": None, "nan": float("nan")})
+    again = State(state / "deep", "key")
+    assert again.stages == one.stages == {"a": {"tuple": [1, 2], "none": None, "nan": None}}
+    assert [path.name for path in (state / "deep").iterdir()] == ["key.json"]
+    again.forget()
+    again.forget()
+    assert State(state / "deep", "key").stages == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 0, "stages": {"a": 1}}', '{"format": 1}', '{"format": 1, "stages": 3}']
+)
+def test_a_broken_state_is_measured_anew(state: Path, text: str) -> None:
+    (state / "key.json").write_text(text)
+    assert State(state, "key").stages == {}
+
+
+def test_a_state_that_can_not_be_written(state: Path) -> None:
+    (state / "file").write_text("")
+    with pytest.raises(SpecDecError, match="Name a folder with --save"):
+        State(state / "file", "key").keep("a", 1)
+
+
+def test_a_changed_model_is_noticed(state: Path) -> None:
+    (state / "model.safetensors").write_text("a")
+    before = fingerprint({"files": describe_files(str(state))})
+    (state / "model.safetensors").write_text("ab")
+    assert fingerprint({"files": describe_files(str(state))}) != before
+    assert describe_files("org/model") == "org/model"
