@@ -33,6 +33,7 @@ from .static import static_facts
 
 
 Load = Callable[[], LoadedModel]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class _Subject:
 
 def run_check(
     settings: CheckSettings, reading: Reading, load_target: Load, *, folder: Path | None = None, restart: bool = False,
-    static_only: bool = False, tell: Tell | None = None, say: Callable[[str], None] | None = None,
+    static_only: bool = False, tell: Tell | None = None, say: Say | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Check a model on some prompts.
 
@@ -163,7 +164,7 @@ def run_check(
     if kept.stages:
         say(f"Going on behind: {', '.join(kept.stages)} ({kept.path}).")
     problems: dict[str, str] = {}
-    interrupted = _run_stages(settings, subject, kept, problems, tell)
+    interrupted = _run_stages(settings, subject, kept, problems, tell, say)
     if not interrupted and not problems:
         stages = dict(kept.stages)
         kept.forget()
@@ -200,7 +201,7 @@ def _conditions(settings: CheckSettings, header: Mapping[str, Any], reading: Rea
 
 
 def _run_stages(
-    settings: CheckSettings, subject: _Subject, kept: state.State, problems: dict[str, str], tell: Tell
+    settings: CheckSettings, subject: _Subject, kept: state.State, problems: dict[str, str], tell: Tell, say: Say
 ) -> bool:
     """Run what isn't kept yet; returns whether it was interrupted."""
     todo = _stages(settings, subject, tell)
@@ -212,11 +213,14 @@ def _run_stages(
                 continue
             try:
                 torch.manual_seed(settings.seed)
-                kept.keep(name, run())
-            except SpecDecError as error:
-                problems[name] = str(error)
+                result = run()
             except Exception as error:
-                problems[name] = reason(error)
+                problems[name] = str(error) if isinstance(error, SpecDecError) else reason(error)
+                continue
+            try:
+                kept.keep(name, result)
+            except SpecDecError as error:  # it can't go on from here, that is all
+                say(str(error))
     except KeyboardInterrupt:
         return True
     finally:

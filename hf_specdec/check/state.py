@@ -45,8 +45,15 @@ class State:
         Args:
             folder: Where it is kept.
             key: From `fingerprint`.
+
+        Raises:
+            SpecDecError: If nothing can be kept there.
         """
         self.path = folder / f"{key}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
         self.stages: dict[str, Any] = {}
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
@@ -65,13 +72,15 @@ class State:
         self.stages[stage] = json.loads(json.dumps(result), parse_constant=lambda name: None)
         new = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps({"format": FORMAT, "stages": self.stages}), encoding="utf-8")
             new.replace(self.path)
         except OSError as error:
-            raise SpecDecError(
-                f"The state of the check can't be written to {self.path} ({error.strerror}). Name a folder with --save."
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> SpecDecError:
+        return SpecDecError(
+            f"The state of the check can't be written to {self.path} ({error.strerror}). Name a folder with --save."
+        )
 
     def forget(self) -> None:
         """Remove it: the next check measures everything anew."""

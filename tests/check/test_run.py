@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,39 +243,45 @@ def test_switched_off(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
         check()
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-
-
-def test_state(state: Path) -> None:
-    one = State(state / "deep", "key")
+def test_state(tmp_path: Path) -> None:
+    one = State(tmp_path / "deep", "key")
     one.keep("a", {"tuple": (1, 2), "none": None, "nan": float("nan")})
-    again = State(state / "deep", "key")
+    again = State(tmp_path / "deep", "key")
     assert again.stages == one.stages == {"a": {"tuple": [1, 2], "none": None, "nan": None}}
-    assert [path.name for path in (state / "deep").iterdir()] == ["key.json"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["key.json"]
     again.forget()
     again.forget()
-    assert State(state / "deep", "key").stages == {}
+    assert State(tmp_path / "deep", "key").stages == {}
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format": 0, "stages": {"a": 1}}', '{"format": 1}', '{"format": 1, "stages": 3}']
 )
-def test_a_broken_state_is_measured_anew(state: Path, text: str) -> None:
-    (state / "key.json").write_text(text)
-    assert State(state, "key").stages == {}
+def test_a_broken_state_is_measured_anew(tmp_path: Path, text: str) -> None:
+    (tmp_path / "key.json").write_text(text)
+    assert State(tmp_path, "key").stages == {}
 
 
-def test_a_state_that_can_not_be_written(state: Path) -> None:
-    (state / "file").write_text("")
+def test_a_state_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(SpecDecError, match="Name a folder with --save"):
-        State(state / "file", "key").keep("a", 1)
+        State(tmp_path / "file", "key")
 
 
-def test_a_changed_model_is_noticed(state: Path) -> None:
-    (state / "model.safetensors").write_text("a")
-    before = fingerprint({"files": describe_files(str(state))})
-    (state / "model.safetensors").write_text("ab")
-    assert fingerprint({"files": describe_files(str(state))}) != before
+def test_a_disk_that_is_full_costs_no_result(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    said: list[str] = []
+    found = check(say=said.append)
+    assert found["passed"]
+    assert "No space left" in said[0]
+
+
+def test_a_changed_model_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("a")
+    before = fingerprint({"files": describe_files(str(tmp_path))})
+    (tmp_path / "model.safetensors").write_text("ab")
+    assert fingerprint({"files": describe_files(str(tmp_path))}) != before
     assert describe_files("org/model") == "org/model"
