@@ -98,7 +98,7 @@ def _speed(report: Mapping[str, Any], axes: Axes) -> bool:
         return False
     places = list(range(len(points)))
     ratios = [each["speedup"] for each in points]
-    _points(axes, places, ratios, [each["interval"] for each in points])
+    _points(axes, places, ratios, [each["interval"] or [each["speedup"]] * 2 for each in points])
     _at_one(axes)
     axes.set_xticks(places, [str(each["batch"]) for each in points])
     axes.set_xlim(-0.5, len(points) - 0.5)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ SUFFIXES = {
 }  # fmt: skip
 COLUMNS = ("prompt", "messages", "turns")  # what is looked for where no column is named
 BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at once
+GOLDEN = (5**0.5 - 1) / 2
 LONGEST_FIELD = 2**31 - 1  # of a CSV file; the module's own limit is 128 KiB
 
 
@@ -108,7 +110,7 @@ def choose_prompts(loaded: LoadedModel, reading: Reading, most: int, longest: in
     Raises:
         SpecDecError: If none is left.
     """
-    queues = {name: _spread(reading.suite, name, most) for name in reading.suite.categories}
+    queues = {name: _spread(reading.suite, name) for name in reading.suite.categories}
     kept: list[BenchPrompt] = []
     bad, too_long = list(reading.bad), 0
     while queues and len(kept) < most:
@@ -137,13 +139,15 @@ def choose_prompts(loaded: LoadedModel, reading: Reading, most: int, longest: in
     return replace(reading, suite=replace(reading.suite, prompts=tuple(kept)), bad=tuple(bad), too_long=too_long)
 
 
-def _spread(suite: Suite, category: str, most: int) -> Iterator[BenchPrompt]:
-    """The prompts of a category: first `most` that lie evenly over the file, which may be a log, then the others."""
+def _spread(suite: Suite, category: str) -> Iterator[BenchPrompt]:
+    """The prompts of a category, so that the first of them lie evenly over the file, which may be a log."""
     own = [prompt for prompt in suite.prompts if prompt.category == category]
-    step = max(len(own) / most, 1)
-    first = dict.fromkeys(int(place * step) for place in range(min(most, len(own))))
-    yield from (own[place] for place in first)
-    yield from (prompt for place, prompt in enumerate(own) if place not in first)
+    seen: set[int] = set()
+    # multiples of the golden ratio, modulo 1, fill every gap in turn
+    for place in chain((int(number * GOLDEN % 1 * len(own)) for number in range(4 * len(own))), range(len(own))):
+        if place not in seen:
+            seen.add(place)
+            yield own[place]
 
 
 def _line_of(prompt: BenchPrompt) -> int:
@@ -255,6 +259,8 @@ def _prompt(number: int, record: Any, column: str | None) -> BenchPrompt | BadRe
     if isinstance(record, Exception):
         reason = record.msg if isinstance(record, json.JSONDecodeError) else record
         return BadRecord(number, f"isn't JSON ({reason})")
+    if isinstance(record, str):
+        record = {"prompt": record}
     if column is not None and isinstance(record, dict) and column in record:
         given = record[column]
         record = _filled(record) | {"prompt" if isinstance(given, str) else "messages": given}

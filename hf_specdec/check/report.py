@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..tools.measured import LEAST_TRIED
-from .acceptance import by_category, families, summarise
+from .acceptance import FEWEST_PROMPTS, by_category, families, summarise
 from .lengths import draft_lengths
 from .prompts import Reading
 from .verdict import failures, recommend
@@ -35,7 +35,7 @@ def assemble(
         static_only: Whether only the part without weights was asked for.
 
     Returns:
-        `schema_version`, `kind`, the header, `prompts`, `acceptance`, `speed` (by batch size), `costs`, `draft_length`,
+        `schema_version`, `kind`, the header, `prompts`, `acceptance`, `speed` (by batch size), `costs`, `draft_length`, `best_by_batch`,
             `curves`, `lossless`, `problems`, `recommendation`, `passed`, `interrupted`, `static_only`.
     """
     accepted, sampled = stages.get("acceptance"), stages.get("acceptance sampled")
@@ -48,6 +48,8 @@ def assemble(
         for size in settings["batch_sizes"]
         if f"speed {size}" in stages
     }
+    found = {int(size): overall and draft_lengths(overall, costs, int(size)) for size in costs}
+    lengths = {size: each for size, each in found.items() if each}
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "check",
@@ -65,7 +67,8 @@ def assemble(
         "acceptance": acceptance,
         "speed": speed,
         "costs": costs,
-        "draft_length": None if overall is None else draft_lengths(overall, costs, min(map(int, costs), default=1)),
+        "draft_length": lengths.get(min(lengths, default=0)),
+        "best_by_batch": {str(size): each["best"] for size, each in lengths.items()},
         "curves": {
             "output_length": speed.get("1", {}).get("lengths", []),
             "temperature": stages.get("temperatures") or [],
@@ -106,11 +109,13 @@ def _acceptance(
 
 
 def _with_interval(speed: Mapping[str, Any]) -> dict[str, Any]:
-    """With a 95 % interval of the geometric mean over the cases that count: cases drawn anew."""
+    """With a 95 % interval of the geometric mean over the cases that count, drawn anew; `None` with too few of them."""
     on = speed["on"]
     if not on or not on["speedup"]:
         return dict(speed) | {"interval": None}
     refused = {name for name, each in speed["categories"].items() if each["refused"]}
     ratios = np.log([case["speedup"] for case in speed["cases"] if case["category"] not in refused])
+    if len(ratios) < FEWEST_PROMPTS:
+        return dict(speed) | {"interval": None}
     means = ratios[np.random.default_rng(0).integers(len(ratios), size=(DRAWS, len(ratios)))].mean(1)
     return dict(speed) | {"interval": [float(each) for each in np.exp(np.percentile(means, [2.5, 97.5]))]}

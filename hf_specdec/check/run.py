@@ -151,12 +151,14 @@ def run_check(
         names = {"target": {"name": settings.target}, "draft": settings.draft, "drafter": settings.drafter}
         return assemble(header | names, reading, {}, {}, interrupted=False, static_only=static_only)
     subject = _prepare(settings, reading, load_target)
-    header["static"] |= {"plain_reason": forward.unsupported_reason(subject.loaded.model)}
     header |= {
+        "static": static | {"plain_reason": forward.unsupported_reason(subject.loaded.model)},
         "target": describe_model(subject.loaded.model, settings.target),
         "draft": subject.draft_name,
         "drafter": settings.drafter,
     }
+    if header["static"]["plain_reason"]:
+        return assemble(header, subject.reading, {}, {}, interrupted=False)
     key = state.fingerprint(_conditions(settings, header, subject.reading))
     kept = state.State(folder or state.default_folder(), key)
     if restart:

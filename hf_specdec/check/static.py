@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,8 @@ def static_facts(
 
     own = tried("target", lambda: _described(target))
     facts: ModelFacts | None = own and tried("sizes", lambda: facts_of(own))
-    choice: Choice | None = own and tried("draft", lambda: pick(target, given=draft, local_files_only=draft is None))
+    local = draft is None or (os.path.isdir(target) and os.path.isdir(draft))
+    choice: Choice | None = own and tried("draft", lambda: pick(target, given=draft, local_files_only=local))
     chosen = _candidate(choice, draft)
     return {
         "target": facts and _sizes(own, facts),

@@ -212,7 +212,12 @@ def _lengths(report: Mapping[str, Any]) -> Section | None:
     rows = tuple(
         (str(each["num_draft_tokens"]), f"{each['tokens']:.2f}", _times(each["speedup"])) for each in found["curve"]
     )
-    best = f"Best: {found['best']}." if found["best"] else "No length gains anything: don't draft."
+    others = [
+        f"{best or 'none'} at batch {size}"
+        for size, best in report["best_by_batch"].items()
+        if int(size) != found["batch"]
+    ]
+    best = f"Best: {'; '.join([str(found['best'] or 'none, do not draft'), *others])}."
     even = found["break_even"]
     level = (
         "No acceptance would pay." if even is None else f"At {even:.0%} acceptance at every position it gains nothing."

@@ -11,7 +11,6 @@ from ..tools.suites import ALL
 ON, WITH_SETTINGS, OFF = "on", "on with settings", "off"
 LEAST_GAIN = 1.05  # less isn't worth a second code path in production
 PAYS, NO_GAIN, UNKNOWN = "pays", "no gain", "unknown"
-FEW_CASES = 5
 INTERRUPTED = 130  # what shells report for Ctrl-C
 
 
@@ -21,6 +20,8 @@ def exit_code(report: Mapping[str, Any]) -> int:
         return INTERRUPTED
     if not report["passed"]:
         return 1
+    if report["static_only"]:
+        return 2 if report["static"]["plain_reason"] else 0
     return 2 if report["recommendation"]["verdict"] == OFF else 0
 
 
@@ -35,7 +36,9 @@ def failures(report: Mapping[str, Any]) -> list[str]:
     for batch, speed in report["speed"].items():
         if speed["mismatches"]:
             found.append(f"{speed['mismatches']} texts at batch {batch} differ from plain decoding's")
-        found += [f"at batch {batch} {failure}" for failure in speed["failures"]]
+        found += speed["failures"]
+    if report["static_only"] and report["static"]["target"] is None:
+        found.append("the target's configuration can't be read")
     return found + [f"{name} could not be measured: {why}" for name, why in report["problems"].items()]
 
 
@@ -64,6 +67,8 @@ def recommend(report: Mapping[str, Any]) -> dict[str, Any]:
         return found | {"reasons": [f"{_upper(each)}." for each in wrong]}
     if plain := report["static"].get("plain_reason"):
         return found | {"reasons": [f"This model is decoded plainly: {plain}."]}
+    if report["static_only"]:
+        return found | {"reasons": ["Without --static weights are loaded and everything is measured."]}
     if report["interrupted"]:
         return found | {"reasons": ["The check was interrupted before it could tell."]}
     speeds = {int(batch): speed for batch, speed in report["speed"].items()}
@@ -92,7 +97,7 @@ def judge(speed: Mapping[str, Any]) -> str:
     if not ratio:
         return UNKNOWN
     # with few cases their own quartiles are all there is; with many, the mean is known better than they spread
-    surely = ratio["q1"] if ratio["cases"] < FEW_CASES else speed["interval"][0]
+    surely = speed["interval"][0] if speed["interval"] else ratio["q1"]
     return PAYS if ratio["geometric_mean"] >= LEAST_GAIN and surely > 1 else NO_GAIN
 
 

@@ -58,8 +58,10 @@ def test_bad_records_are_named_by_line_and_left_out(tmp_path: Path) -> None:
 
 
 def test_one_json_array(tmp_path: Path) -> None:
-    found = read_prompts(write(tmp_path, "mine.json", json.dumps([{"prompt": "a"}, 3, {"prompt": "b"}], indent=1)))
-    assert texts(found) == ["a", "b"]
+    found = read_prompts(
+        write(tmp_path, "mine.json", json.dumps([{"prompt": "a"}, 3, {"prompt": "b"}, "c"], indent=1))
+    )
+    assert texts(found) == ["a", "b", "c"]
     assert [bad.line for bad in found.bad] == [2]
 
 
