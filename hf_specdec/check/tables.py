@@ -89,7 +89,8 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"Prompts left out for more than {longest} tokens: {prompts['left_out_too_long']}."
     for reason in (report["acceptance"] or {}).get("fallback_reasons", ()):
         yield f"Wholly or partly decoded plainly: {reason}."
-    if not report["static_only"] and not report["interrupted"] and report["lossless"]["sampled"] is None:
+    skipped = report["lossless"]["greedy"] and not report["lossless"]["sampled"]
+    if skipped and not report["interrupted"] and "sampled" not in report["problems"]:
         yield "Sampling was not checked: that needs SciPy (pip install 'hf-specdec[check]')."
     yield from report["static"]["problems"]
 
@@ -155,10 +156,11 @@ def _speed(report: Mapping[str, Any]) -> Section | None:
             else [_times(ratio["geometric_mean"]), _span(each["interval"]), _times(ratio["worst"])]
         )
         rows.append((f"batch {batch}", _rate(each["plain"]), _rate(each["on"]), *cells))
-    return rows and Section(
-        "Does it pay?", ("", "plain tok/s", "on tok/s", "speed-up", "95 %", "worst"), tuple(rows),
-        tuple(each["on"]["refused"] for each in report["speed"].values() if each["on"] and each["on"]["refused"]), "speed",
-    ) or None  # fmt: skip
+    if not rows:
+        return None
+    refused = (each["on"]["refused"] for each in report["speed"].values() if each["on"])
+    titles = ("", "plain tok/s", "on tok/s", "speed-up", "95 %", "worst")
+    return Section("Does it pay?", titles, tuple(rows), tuple(why for why in refused if why), "speed")
 
 
 def _rate(summary: Mapping[str, Any]) -> str:
