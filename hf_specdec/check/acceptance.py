@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from ..config import SpecConfig
 from ..tools.bench import Tell
+from ..tools.intervals import wilson
 from ..tools.loading import LoadedModel, encode_batch
 from ..tools.measured import MODEL_SOURCES
 from ..tools.suites import ALL, BenchPrompt
@@ -24,7 +24,6 @@ from ..tools.trials import Learnt, Method, Run, decode
 
 FEWEST_PROMPTS = 5  # with fewer there is nothing to draw from
 DRAWS = 2000
-Z = 1.959964  # two-sided 95 %
 FAMILIES = {"A1": "sum_p_argmax_q", "A2": "sum_min_pq", "B1": "sum_p_argmax_q", "B2": "sum_pq"}
 
 
@@ -171,15 +170,6 @@ def interval(hits: np.ndarray[Any, Any], tries: np.ndarray[Any, Any]) -> list[fl
     low, high = wilson(int(hits.sum()), int(tries.sum()))
     drawn = _drawn(hits, tries)
     return [low, high] if drawn is None else [min(low, drawn[0]), max(high, drawn[1])]
-
-
-def wilson(hits: int, tries: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (JASA 22, 1927)."""
-    rate = hits / tries
-    middle = rate + Z**2 / (2 * tries)
-    half = Z * sqrt(rate * (1 - rate) / tries + Z**2 / (4 * tries**2))
-    scale = 1 + Z**2 / tries
-    return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
 
 
 def _drawn(upper: np.ndarray[Any, Any], lower: np.ndarray[Any, Any]) -> list[float] | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, check, demo, drafts, env, explain, generate
+from . import bench, check, demo, drafts, env, explain, generate, watch
 
 
 EXAMPLES = """Examples:
@@ -31,6 +31,7 @@ app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("check", epilog=check.EXAMPLES)(check.check)
 app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("env", epilog=env.EXAMPLES)(env.env)
 for command in app.registered_commands:
     # a paragraph on one line, so that the terminal alone breaks lines

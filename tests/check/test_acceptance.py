@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 
 from hf_specdec import SpecConfig
-from hf_specdec.check.acceptance import by_category, families, interval, measure_acceptance, summarise, wilson
+from hf_specdec.check.acceptance import by_category, families, interval, measure_acceptance, summarise
 from hf_specdec.check.lengths import draft_lengths
+from hf_specdec.tools.intervals import wilson
 from hf_specdec.tools.loading import LoadedModel
 from hf_specdec.tools.suites import BenchPrompt
 
 from .made_up import counts
 from .tiny_pair import PROMPTS, tiny_pair
-
-
-def test_wilson() -> None:
-    assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
-    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-3)
-    assert wilson(10, 10)[1] == 1
 
 
 def test_prompts_that_differ_widen_the_interval() -> None:
