@@ -17,6 +17,7 @@ from .verdict import failures, recommend
 
 SCHEMA_VERSION = 1
 DRAWS = 2000
+TOTALS = ("draft_acceptance_rate", "mean_acceptance_length")
 MOST_BAD = 100  # records that are named one by one
 
 
@@ -95,8 +96,7 @@ def _acceptance(
     return {
         "num_draft_tokens": settings["num_draft_tokens"],
         "drafter": next((row["drafter"] for row in greedy if row["drafter"] != "none"), "none"),
-        "draft_acceptance_rate": overall["draft_acceptance_rate"],
-        "mean_acceptance_length": overall["mean_acceptance_length"],
+        **{name: overall[name] for name in (*TOTALS, *(f"{name}_interval" for name in TOTALS))},
         "per_position": [each["rate"] for each in known],
         "steps_by_source": overall["steps_by_source"],
         "by_category": by_category(greedy),
