@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .arguments import batch_sizes_of, names_of, try_places
+from .formats import Format, FormatOption
 
 
 if TYPE_CHECKING:
@@ -77,12 +78,18 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for results.json and plots (PNG, SVG).")
     ] = None,
+    output: FormatOption = Format.HUMAN,
 ) -> None:
     """Measure speed-up, latency and acceptance on real prompts.
 
     Plain runs and runs of each method take turns. Where the plain runs themselves differ by more than 10 %, no speed-up
-    is given. Exit code 1 if a text differs by more than rounding explains, or a drafter fails.
+    is given. Exit code 1 if a text differs by more than rounding explains, or a drafter fails. --format json is --json -;
+    --format quiet prints batch size, method and speed-up of each on a line.
     """
+    if json_to == "-" and output is Format.QUIET:
+        raise typer.BadParameter("--json - prints JSON, which can't go with --format quiet.")
+    output = Format.JSON if json_to == "-" else output
+    json_to = None if json_to == "-" else json_to
     sizes = batch_sizes_of(batch)
     from ..selection.load import load_draft
     from ..tools.bench import BenchSettings, choose_methods, run_bench
@@ -113,22 +120,24 @@ def bench(
         report = run_bench(
             loaded, suite, methods, settings, draft=draft_model, skipped=skipped, command=command, tell=tell
         )
-    if json_to != "-":
+    if output is Format.HUMAN:
         show(report)
-    _write(report, json_to, out)
+    elif output is Format.QUIET:
+        _show_ratios(report)
+    _write(report, json_to, out, to_stdout=output is Format.JSON)
     raise typer.Exit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
 
 
 def _make_places(json_to: str | None, out: Path | None) -> None:
-    json_file = [Path(json_to)] if json_to and json_to != "-" else []
+    json_file = [Path(json_to)] if json_to else []
     try_places([*([out / RESULTS] if out else []), *json_file])
 
 
-def _write(report: BenchReport, json_to: str | None, out: Path | None) -> None:
+def _write(report: BenchReport, json_to: str | None, out: Path | None, *, to_stdout: bool) -> None:
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-    if json_to == "-":
+    if to_stdout:
         print(text)
-    elif json_to:
+    if json_to:
         Path(json_to).write_text(text + "\n", encoding="utf-8")
         print(f"Written: {json_to}", file=sys.stderr)
     if out is None:
@@ -143,6 +152,15 @@ def _write(report: BenchReport, json_to: str | None, out: Path | None) -> None:
         print("No plots: they need matplotlib. Install it with: pip install 'hf-specdec[bench]'", file=sys.stderr)
         written = [results]
     print(f"Written to {out}:", ", ".join(path.name for path in written), file=sys.stderr)
+
+
+def _show_ratios(report: BenchReport) -> None:
+    """A line for each batch size and method over all categories; `-` where no speed-up is given."""
+    for batch in report.batch_sizes:
+        whole = list(report.groups(batch))[-1]
+        for each in report.summaries():
+            if (each.batch, each.category) == (batch, whole) and each.method != "plain":
+                print(batch, each.method, "-" if each.speedup is None else f"{each.speedup.geometric_mean:.3f}")
 
 
 def show(report: BenchReport) -> None:

@@ -88,6 +88,8 @@ def check(
     Exit code 0: it passed and pays; 1: a text or a distribution is wrong, or a part failed; 2: it passed and isn't shown to
     pay; 130: interrupted, and the same command goes on.
     """
+    if json_to == "-" and output is Format.QUIET:
+        raise typer.BadParameter("--json - prints JSON, which can't go with --format quiet.")
     from ..check.run import CheckSettings, run_check
     from ..check.verdict import exit_code
     from ..tools.chat_model import fetch_chat_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import SpecDecError
+from .formats import Format, FormatOption, JsonOption, chosen
 
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ hf-specdec demo --web"""
 PROMPT_CHARACTERS = 150
 NOT_ON_THE_PAGE = {
     "prompt": "--prompt", "max_new_tokens": "--max-new-tokens", "trials": "--trials", "drafter": "--drafter",
-    "as_json": "--json",
+    "output": "--format", "as_json": "--json",
 }  # fmt: skip
 INSTALL = "pip install 'hf-specdec[demo,web]'"
 
@@ -48,16 +49,19 @@ def demo(
         str, typer.Option(help="float32 (same text, token by token), bfloat16, float16 or auto.")
     ] = "float32",
     drafter: Annotated[str, typer.Option(help="Drafter by name, or auto.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page that shows both sides.")] = False,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="With --web: where.", show_default="first free from 7860")
     ] = None,
+    output: FormatOption = Format.HUMAN,
+    as_json: JsonOption = False,
 ) -> None:
     """Decode prompts with speculation off and on; compare text and speed.
 
     Exit code 1 if a text differs by more than rounding explains. With --web the page has its own prompts and settings.
+    --format quiet prints the speed-up alone.
     """
+    output = chosen(output, as_json)
     if web:
         given = [flag for name, flag in NOT_ON_THE_PAGE.items() if _was_given(ctx, name)]
         if given:
@@ -82,9 +86,11 @@ def demo(
             draft_model=draft,
             step=steps.step,
         )
-    if as_json:
+    if output is Format.JSON:
         command = ["hf-specdec", *sys.argv[1:]]
         print(json.dumps(report.to_dict() | {"command": command}, indent=2, ensure_ascii=False))
+    elif output is Format.QUIET:
+        print(f"{report.speedup:.3f}")
     else:
         _show(report)
     raise typer.Exit(0 if report.ok else 1)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .formats import Format, FormatOption, JsonOption, chosen
+
 
 if TYPE_CHECKING:
     from ..selection.candidates import Candidate, Choice
@@ -20,34 +22,39 @@ hf-specdec drafts Qwen/Qwen3-8B
 
 hf-specdec drafts ./my-model --offline
 
-hf-specdec drafts Qwen/Qwen3-8B --json"""
+hf-specdec drafts Qwen/Qwen3-8B --format quiet"""
 
 
 def drafts(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Local folder or Hub id.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask the local cache and the catalog alone.")] = False,
     revision: Annotated[str | None, typer.Option(help="The target's branch, tag or commit.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Forget the earlier pick for this target.")] = False,
+    output: FormatOption = Format.HUMAN,
+    as_json: JsonOption = False,
 ) -> None:
     """List draft models for a target, with verdicts and reasons.
 
     Reads configurations and tokenizers only, never weights. Where the Hub can't be reached, it answers from the catalog
-    and says "unverified".
+    and says "unverified". --format quiet prints the id of the chosen draft model, or nothing.
     """
+    output = chosen(output, as_json)
     from ..selection.pick import pick
 
     choice = pick(target, revision=revision, local_files_only=offline, refresh=refresh)
-    if as_json:
+    if output is Format.JSON:
         print(json.dumps(to_dict(choice), indent=2, ensure_ascii=False))
         for note in choice.notes:
             print(f"note: {note}", file=sys.stderr)
+    elif output is Format.QUIET:
+        if choice.chosen is not None:
+            print(choice.chosen.id)
     else:
         _show(choice)
 
 
 def to_dict(choice: Choice) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--format json` prints."""
     chosen = choice.chosen
     return {
         "schema_version": SCHEMA_VERSION,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from .formats import Format, FormatOption, JsonOption, chosen
 
 
 SCHEMA_VERSION = 1
@@ -13,19 +13,27 @@ EXAMPLES = """Examples:
 
 hf-specdec env
 
-hf-specdec env --json"""
+hf-specdec env --format json
+
+hf-specdec env --format quiet"""
 
 
-def env(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Print versions and hardware, for bug reports."""
+def env(output: FormatOption = Format.HUMAN, as_json: JsonOption = False) -> None:
+    """Print versions and hardware, for bug reports.
+
+    --format quiet prints the installed versions on one line.
+    """
+    output = chosen(output, as_json)
     from ..tools.environment import describe_environment
 
     found = describe_environment()
-    if as_json:
+    if output is Format.JSON:
         print(json.dumps({"schema_version": SCHEMA_VERSION} | found, indent=2))
-        return
-    for name, value in _lines(found):
-        print(f"- {name}: {value}")
+    elif output is Format.QUIET:
+        print(*(f"{name}=={value}" for name, value in found["versions"].items() if value))
+    else:
+        for name, value in _lines(found):
+            print(f"- {name}: {value}")
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .formats import Format, FormatOption, JsonOption, chosen
+
 
 if TYPE_CHECKING:
     from ..config import SpecConfig
@@ -60,12 +62,15 @@ def generate(
     workers: Annotated[
         int | None, typer.Option(min=1, help="With ray: how many models.", show_default="one a GPU")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    output: FormatOption = Format.HUMAN,
+    as_json: JsonOption = False,
 ) -> None:
     """Stream an answer to stdout, or write those to a file of prompts; print the statistics to stderr.
 
-    A file's answers are written in its order once all are there. After a kill the same command goes on where it was.
+    A file's answers are written in its order once all are there. After a kill the same command goes on where it was. --format quiet leaves out the
+    statistics.
     """
+    output = chosen(output, as_json)
     if off and (draft or drafter):
         raise typer.BadParameter("--off decodes without a draft; leave out --draft and --drafter.")
     if (prompt is None) == (prompts is None):
@@ -84,7 +89,7 @@ def generate(
         )
         summary = _run_job(settings, prompts, out, restart=restart, engine=engine, workers=workers)
         if summary is not None:  # only the first of several ranks has one
-            _show_summary(summary, as_json)
+            _show_summary(summary, output)
             raise typer.Exit(1 if strict and summary["errors"] else 0)
         return
     import torch
@@ -99,18 +104,18 @@ def generate(
     inputs = encode_prompt(loaded, prompt or "", chat=chat)
     options: dict[str, Any] = ONE_TEXT | {"max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     options |= {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    if not as_json:
+    if output is not Format.JSON:
         options["streamer"] = TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
     if seed is not None:
         torch.manual_seed(seed)
     if off:
-        output = loaded.model.generate(**inputs, **options)
+        generated = loaded.model.generate(**inputs, **options)
     else:
         speculative = _config(draft, drafter, seed)
-        output = hf_specdec.generate(loaded.model, **inputs, **options, speculative=speculative)
-    stats = None if off else output.spec_stats
-    if as_json:
-        tokens = output.sequences[0, inputs["input_ids"].shape[1] :]
+        generated = hf_specdec.generate(loaded.model, **inputs, **options, speculative=speculative)
+    stats = None if off else generated.spec_stats
+    if output is Format.JSON:
+        tokens = generated.sequences[0, inputs["input_ids"].shape[1] :]
         text = loaded.tokenizer.decode(tokens, skip_special_tokens=True)
         result = {
             "schema_version": SCHEMA_VERSION,
@@ -120,7 +125,7 @@ def generate(
             "stats": stats.to_dict() if stats else None,
         }
         print(json.dumps(result, indent=2, ensure_ascii=False))
-    else:
+    elif output is Format.HUMAN:
         print(stats or "speculation: off", file=sys.stderr)
 
 
@@ -149,8 +154,10 @@ def _run_job(settings: Any, prompts: Path, out: Path, **options: Any) -> dict[st
         raise SpecDecError(f"{error} The same command goes on once that is mended.") from error
 
 
-def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
+def _show_summary(summary: dict[str, Any], output: Format) -> None:
+    if output is Format.QUIET:
+        return
+    if output is Format.JSON:
         print(json.dumps({"schema_version": SCHEMA_VERSION} | summary, indent=2, ensure_ascii=False))
         return
     print(f"Written: {summary['out']}, {summary['stats']}", file=sys.stderr)

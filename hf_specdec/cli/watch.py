@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 NEGATIVE, CANT_TELL = 1, 3
-ENGINES = ("vllm", "sglang", "llama.cpp", "tgi")
+ENGINES = ("vllm", "sglang", "llama-cpp", "tgi")
 MOST_RESPONSE = 64 * 2**20
 LINE = "{:<8}  {:>8}  {:>9}  {:>9}  {:>9}  {:>6}  {:>13}"
 TITLES = ("time", "tokens/s", "generated", "drafted", "accepted", "rate", "tokens a step")
@@ -52,7 +52,7 @@ def watch(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="vllm, sglang, llama.cpp or tgi.", show_default="by the metrics"),
+        typer.Option(metavar="NAME", help="vllm, sglang, llama-cpp or tgi.", show_default="by the metrics"),
     ] = None,
     model: Annotated[
         str | None,
@@ -83,22 +83,23 @@ def watch(
     if once and seconds is not None:
         raise typer.BadParameter("--once takes one reading; leave out --for.")
     from ..tools.measured import read_record
+    from ..tools.watch.compare import acceptance_of
     from ..tools.watch.compare import compare as compare_with
     from ..tools.watch.fetch import KEY_VARIABLE, check_url
     from ..tools.watch.observe import since_start
     from ..tools.watch.servers import Server, read_response
 
-    record = None if compare is None else read_record(compare)
+    measured = None if compare is None else acceptance_of(read_record(compare))
     if response is not None:
         total = since_start(read_response(_text_of(response)))
-        printer = _Printer(output, response)
+        printer = _Printer(output, response, one_answer=True)
     else:
         server = Server(
             check_url(url or ""), engine, model, num_draft_tokens, timeout, os.environ.get(KEY_VARIABLE) or None
         )
         printer = _Printer(output, server.url)
-        total = _follow(server, printer, interval, seconds, once=once)
-    comparison = None if record is None else compare_with(total, record)
+        total = _follow(server, printer, min(interval, seconds or interval), seconds, once=once)
+    comparison = None if measured is None else compare_with(total, measured)
     printer.end(total, comparison)
     raise typer.Exit(_exit_code(total, comparison))
 
@@ -128,20 +129,19 @@ def _follow(server: Server, printer: _Printer, interval: float, seconds: float |
         return started
     printer.start(started)
     total: Observed | None = None
-    failure: SpecDecError | None = None
+    failed = False
     try:
         for found in follow(server, first, interval=interval, seconds=seconds):
+            failed = isinstance(found, SpecDecError)
             if isinstance(found, SpecDecError):
-                failure = found
                 print("error:", " ".join(str(found).split()), file=sys.stderr)
                 continue
-            failure = None
             printer.interval(found)
             total = found if total is None else together(total, found)
     except KeyboardInterrupt:
         print(file=sys.stderr)
-    if failure is not None:
-        raise failure
+    if failed:
+        raise typer.Exit(NEGATIVE)
     return started if total is None else total
 
 
@@ -157,8 +157,8 @@ def _exit_code(total: Observed, comparison: Comparison | None) -> int:
 class _Printer:
     """Prints what was observed, while it happens and at the end."""
 
-    def __init__(self, output: Format, source: str) -> None:
-        self.output, self.source = output, source
+    def __init__(self, output: Format, source: str, *, one_answer: bool = False) -> None:
+        self.output, self.source, self.one_answer = output, source, one_answer
         self.several = False
 
     def start(self, started: Observed) -> None:
@@ -194,7 +194,8 @@ class _Printer:
             figures = (total.draft_acceptance_rate, total.mean_acceptance_length)
             print(total.status, *("-" if each is None else f"{each:.3f}" for each in figures))
         elif self.output is Format.JSON:
-            self._object("watch" if total.seconds else "start", total, comparison, indent=None if self.several else 2)
+            since = "answer" if self.one_answer else "start" if total.seconds is None else "watch"
+            self._object(since, total, comparison, indent=None if self.several else 2)
         else:
             if self.several:
                 print()
@@ -218,7 +219,8 @@ class _Printer:
 
         when = "since it was started" if found.seconds is None else f"in {found.seconds:.0f} s"
         models = f" ({', '.join(found.models)})" if found.models else ""
-        _wrapped(f"{ENGINE_TITLES[found.engine]} at {self.source}{models}, {when}: {SPOKEN[found.status]}.")
+        where = f", in the answer {self.source}" if self.one_answer else f" at {self.source}{models}, {when}"
+        _wrapped(f"{ENGINE_TITLES[found.engine]}{where}: {SPOKEN[found.status]}.")
         for name, value in _rows(found):
             print(f"  {name:<14} {value}")
         for note in found.notes() if notes else ():

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SpecDecError
 from .drawing import COLOURS, MARKERS, STYLE, need_matplotlib
 from .explain import Conditions, Explanation
-from .gain import speedup
+from .gain import expected_tokens, over_all_rounds, round_cost, speedup
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg", ".pdf")
-SHIFTS = (-0.1, 0.0, 0.1)  # the acceptances that are drawn beside the given one
+SHIFTS = (0.0, 0.1, -0.1)  # the acceptances that are drawn beside the given one
 GRID = 60
 DEAREST = 0.8  # draft cost at the top of the map
 LEVELS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+BANDS = ("0.88", "#EFF6FB", "#D3E6F3", "#AFD1E8", "#82B5DA", "#5696C8", "#3478B2")  # from loses to more than 4×
 
 
 def check_plot_file(path: Path) -> None:
@@ -79,6 +80,7 @@ def _by_length(axes: Axes, found: Explanation) -> None:
     axes.set_xlabel("draft tokens a round")
     axes.set_ylabel("speed-up (×)")
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title("By draft length", loc="left")
     axes.legend(fontsize=7.5)
 
@@ -87,12 +89,11 @@ def _regions(axes: Axes, conditions: Conditions) -> None:
     """The best speed-up by acceptance and draft cost, with the given point in it."""
     chances = [(column + 0.5) / GRID for column in range(GRID)]
     costs = [DEAREST * row / (GRID - 1) for row in range(GRID)]
-    values = [[_best(replace(conditions, acceptance=chance, draft_cost=cost)) for chance in chances] for cost in costs]
-    drawn = axes.contourf(chances, costs, values, levels=[*LEVELS, 20], cmap="viridis", extend="min")
-    drawn.cmap.set_under("0.88")
-    lines = axes.contour(chances, costs, values, levels=LEVELS[1:], colors="white", linewidths=0.8)
+    values = _best_speedups(conditions, chances, costs)
+    axes.contourf(chances, costs, values, levels=[0, *LEVELS, 1000], colors=BANDS)
+    lines = axes.contour(chances, costs, values, levels=LEVELS, colors="black", linewidths=0.6)
     axes.clabel(lines, fmt=lambda level: f"{level:g}×", fontsize=7)
-    axes.text(0.02, 0.98, "loses", transform=axes.transAxes, va="top", fontsize=8)
+    axes.text(0.03, 0.97, "loses", transform=axes.transAxes, va="top", fontsize=8)
     given = conditions.acceptance
     if isinstance(given, tuple):
         given = sum(given) / len(given)
@@ -117,7 +118,7 @@ def _by_batch(axes: Axes, found: Explanation) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.12 * max(each.speedup for each in found.batches))
     axes.set_xlabel("batch size")
     axes.set_ylabel("speed-up (×)")
     axes.set_title("By batch size, at the best length k", loc="left")
@@ -130,13 +131,28 @@ def _shifted(acceptance: float | tuple[float, ...], shift: float) -> float | tup
 
 
 def _speedup(conditions: Conditions, k: int) -> float:
-    return speedup(conditions.acceptance, k, conditions.draft_cost, conditions.verify_cost, **_rest(conditions))
+    return speedup(
+        conditions.acceptance, k, conditions.draft_cost, conditions.verify_cost, share=conditions.share,
+        **_batch(conditions),
+    )  # fmt: skip
 
 
-def _best(conditions: Conditions) -> float:
-    """The best drafting speed-up, also where that is under 1."""
-    return max(_speedup(conditions, k) for k in range(1, conditions.most + 1))
+def _best_speedups(conditions: Conditions, chances: list[float], costs: list[float]) -> list[list[float]]:
+    """The best speed-up of drafting, also where that is under 1; a row for each draft cost."""
+    lengths = range(1, conditions.most + 1)
+    free = [round_cost(k, 0.0, conditions.verify_cost, **_batch(conditions)) for k in lengths]
+    tokens = [[over_all_rounds(expected_tokens(chance, k), conditions.share) for k in lengths] for chance in chances]
+    return [
+        [
+            max(
+                given / over_all_rounds(verified + cost * k, conditions.share)
+                for k, given, verified in zip(lengths, each, free, strict=True)
+            )
+            for each in tokens
+        ]
+        for cost in costs
+    ]
 
 
-def _rest(conditions: Conditions) -> dict[str, Any]:
-    return {"batch": conditions.batch, "overhead": conditions.overhead, "share": conditions.share}
+def _batch(conditions: Conditions) -> dict[str, Any]:
+    return {"batch": conditions.batch, "overhead": conditions.overhead}

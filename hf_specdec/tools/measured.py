@@ -75,9 +75,8 @@ def _from_check(record: Mapping[str, Any], method: str | None, batch: int | None
     acceptance = record["acceptance"]
     if not acceptance or not acceptance.get("per_position"):
         raise SpecDecError("This check measured no acceptance. Run it to its end.")
-    sources = acceptance.get("steps_by_source") or _all_prompts(acceptance).get("steps_by_source") or {}
-    share = _model_share(sources) if sources else float(bool(record.get("draft")))
-    costs = {int(size): each for size, each in (record.get("pass_costs") or record.get("costs") or {}).items()}
+    sources = acceptance["steps_by_source"]
+    costs = {int(size): each for size, each in (record.get("costs") or {}).items()}
     size = min(costs, default=1) if batch is None else batch
     found: dict[str, Any] = {
         "acceptance": tuple(acceptance["per_position"]),
@@ -87,7 +86,7 @@ def _from_check(record: Mapping[str, Any], method: str | None, batch: int | None
     if size in costs:
         widths = {int(width): seconds for width, seconds in costs[size]["forward"].items()}
         by_tokens = {size * width: seconds for width, seconds in widths.items()}
-        found |= _costs(by_tokens, size, costs[size].get("draft_step"), share)
+        found |= _costs(by_tokens, size, costs[size]["draft_step"], _model_share(sources))
     elif batch is not None and costs:
         raise SpecDecError(f"Batch {batch} wasn't measured; there are {', '.join(map(str, sorted(costs)))}.")
     return found, f"{_name(record['target'])}, {record.get('drafter')}, batch {size}, from a check"
@@ -140,11 +139,6 @@ def _drafting_share(sources: Mapping[str, float]) -> float:
     """Share of the steps that had a draft; all where the sources weren't told."""
     steps = sum(sources.values())
     return 1 - sources.get("none", 0) / steps if steps else 1.0
-
-
-def _all_prompts(acceptance: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (acceptance.get("by_category") or {}).get("all") or {}
-    return found
 
 
 def _name(target: Any) -> str:

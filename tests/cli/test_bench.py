@@ -124,6 +124,16 @@ def test_json_to_stdout(run: Bench, model: str, prompts: str) -> None:
     assert data["cost_curves"] == []
 
 
+def test_formats(run: Bench, model: str, prompts: str, tmp_path: Path, steady: None) -> None:
+    arguments = (model, "--prompts", prompts, "--no-ideal", "--drafter", "recycling", *QUICK)
+    code, out, _ = run(*arguments, "--format", "quiet")
+    assert (code, out) == (0, "1 recycling 2.000\n")
+    target = tmp_path / "result.json"
+    code, out, _ = run(*arguments, "--format", "json", "--json", str(target))
+    assert code == 0
+    assert json.loads(out) == json.loads(target.read_text())
+
+
 def test_without_matplotlib(
     run: Bench, model: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,8 +259,12 @@ def test_a_category_is_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--batch", "one"], ["--batch", "0"], ["--batch", "2,2"], ["--batch", ""], ["--trials", "1"]]
-)
+    "arguments",
+    [
+        ["--batch", "one"], ["--batch", "0"], ["--batch", "2,2"], ["--batch", ""], ["--trials", "1"],
+        ["--json", "-", "--format", "quiet"],
+    ],
+)  # fmt: skip
 def test_wrong_usage_is_exit_code_2(run: Bench, arguments: list[str]) -> None:
     code, out, err = run("model", *arguments)
     assert code == 2

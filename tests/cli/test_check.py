@@ -168,7 +168,15 @@ def test_errors_are_one_line_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--batch", "one"], ["--batch", "2,2"], ["--trials", "1"], ["--column", "x"], ["--format", "xml"]]
+    "arguments",
+    [
+        ["--batch", "one"],
+        ["--batch", "2,2"],
+        ["--trials", "1"],
+        ["--column", "x"],
+        ["--format", "xml"],
+        ["--format", "quiet", "--json", "-"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(run: Check, arguments: list[str]) -> None:
     code, out, err = run("model", *arguments)

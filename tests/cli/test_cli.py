@@ -19,7 +19,7 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "generate", "bench", "drafts", "env")
+COMMANDS = tuple(str(command.name) for command in cli.app.registered_commands)
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +67,33 @@ def test_version(run: Run) -> None:
     assert out.startswith("hf-specdec ")
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["demo", "-h"], ["generate", "-h"], ["bench", "-h"], ["--version"]])
-def test_help_loads_no_torch(arguments: list[str]) -> None:
+def test_help_loads_no_torch() -> None:
     code = (
         "import sys, hf_specdec.cli\n"
-        f"sys.argv = ['hf-specdec', *{arguments}]\n"
-        "try:\n    hf_specdec.cli.main()\nexcept SystemExit:\n    pass\n"
-        "sys.exit(len({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
+        f"for arguments in [['-h'], ['--version'], *([name, '-h'] for name in {COMMANDS})]:\n"
+        "    sys.argv = ['hf-specdec', *arguments]\n"
+        "    try:\n        hf_specdec.cli.main()\n    except SystemExit:\n        pass\n"
+        "    heavy = {'torch', 'transformers', 'huggingface_hub', 'numpy', 'prometheus_client'} & set(sys.modules)\n"
+        "    assert not heavy, (arguments, heavy)"
     )
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_the_formats(run: Run, command: str) -> None:
+    assert "<human|json|quiet>" in run(command, "-h")[1]
+    code, _, err = run(command, "--format", "poem")
+    assert code == 2
+    assert "poem" in err
+
+
+@pytest.mark.parametrize("command", ["demo", "drafts", "env", "explain", "generate", "watch"])
+def test_json_and_quiet_contradict_each_other(run: Run, command: str) -> None:
+    argument = {"drafts": ["model"], "generate": ["model"], "watch": ["http://localhost"]}.get(command, [])
+    code, out, err = run(command, *argument, "--json", "--format", "quiet")
+    assert (code, out) == (2, "")
+    assert "can't go with --format quiet" in " ".join(err.replace("│", " ").split())
 
 
 def test_runs_as_a_module() -> None:
@@ -144,6 +162,10 @@ class TestDemo:
         assert [result["prompt"]["text"] for result in data["results"]] == ["abcabcabc", "[bold]你好[/bold]"]
         assert all(result["same_text"] for result in data["results"])
 
+    def test_quiet_is_the_speedup(self, run: Run, model: str) -> None:
+        out = run("demo", "--model", model, *self.arguments, "--format", "quiet")[1]
+        assert float(out) > 0
+
     def test_other_text_is_exit_code_1(self, run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
         difference = demo.Difference(index=3, token_off=1, token_on=2, gap=4.0, band=1e-4)
         monkeypatch.setattr(demo, "find_difference", lambda *arguments: difference)
@@ -171,6 +193,12 @@ class TestGenerate:
         assert on["text"] == off["text"]
         assert on["num_tokens"] == on["stats"]["num_emitted_tokens"]
         assert off["stats"] is None
+
+    def test_quiet_is_the_text(self, run: Run, model: str) -> None:
+        arguments = ("generate", model, "--prompt", "abcabc", "--max-new-tokens", "16")
+        code, out, err = run(*arguments, "--format", "quiet")
+        assert (code, err) == (0, "")
+        assert out == run(*arguments)[1]
 
     @pytest.mark.parametrize("drafter", [[], ["--drafter", "prompt_lookup"]])
     def test_seed_repeats_a_sample(self, run: Run, model: str, drafter: list[str]) -> None:
@@ -201,3 +229,8 @@ class TestEnv:
         assert data["schema_version"] == 1
         assert data["settings"]["HF_SPECDEC_DISABLE"] == "0"
         assert "hf_secret" not in out
+
+    def test_quiet_is_one_line(self, run: Run) -> None:
+        code, out, _ = run("env", "--format", "quiet")
+        assert (code, out.count("\n")) == (0, 1)
+        assert " torch==" in out

@@ -64,6 +64,11 @@ def test_json(run: Run, hub: FakeHub) -> None:
     assert "0.61 of the target's" in rejected["reasons"][0]
 
 
+def test_quiet_is_the_id_or_nothing(run: Run, hub: FakeHub) -> None:
+    assert run("drafts", "Qwen/Qwen3-8B", "--format", "quiet")[:2] == (0, "Qwen/Qwen3-0.6B\n")
+    assert run("drafts", "HuggingFaceTB/SmolLM2-360M-Instruct", "--format", "quiet")[:2] == (0, "")
+
+
 def test_nothing_pays(run: Run, hub: FakeHub) -> None:
     arguments = ("drafts", "HuggingFaceTB/SmolLM2-360M-Instruct")
     assert json.loads(run(*arguments, "--json")[1])["chosen"] is None

@@ -13,7 +13,7 @@ from .observe import ACTIVE, Observed
 
 
 AS_MEASURED, BELOW, FAR_BELOW, ABOVE, NOT_COMPARED = "as measured", "below", "far below", "above", "not compared"
-FAMILIES = {"vllm": "A1", "sglang": "A1", "llama.cpp": "B1", "tgi": "B1"}  # how their defaults accept sampled tokens
+FAMILIES = {"vllm": "A1", "sglang": "A1", "llama-cpp": "B1", "tgi": "B1"}  # how their defaults accept sampled tokens
 FAR = 0.8  # of what was measured
 TOLERANCE = 0.05  # other prompts of the same kind differ by as much
 LONGER = 0.1  # the same for a length, as a share
@@ -45,19 +45,32 @@ class Comparison:
         return asdict(self)
 
 
-def compare(observed: Observed, record: Mapping[str, Any]) -> Comparison:
-    """Compare a server with a check.
-
-    Args:
-        observed: What the server did.
-        record: A check's report, from `measured.read_record`.
+def acceptance_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a check's report that a server is compared with.
 
     Raises:
         SpecDecError: If the report is of something else, or measured no acceptance.
     """
-    acceptance = record.get("acceptance") or {}
-    if record.get("kind") != "check" or acceptance.get("draft_acceptance_rate") is None:
+    acceptance = record.get("acceptance")
+    if (
+        record.get("kind") != "check"
+        or not isinstance(acceptance, dict)
+        or acceptance.get("draft_acceptance_rate") is None
+    ):
         raise SpecDecError("To compare with, a report of hf-specdec check is needed that measured acceptance.")
+    return acceptance
+
+
+def compare(observed: Observed, acceptance: Mapping[str, Any]) -> Comparison:
+    """Compare a server with a check.
+
+    Args:
+        observed: What the server did.
+        acceptance: From `acceptance_of`.
+
+    Raises:
+        SpecDecError: If the report can't be read.
+    """
     steps = observed.counts.steps
     if observed.status != ACTIVE:
         return Comparison(NOT_COMPARED)

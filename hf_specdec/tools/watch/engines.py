@@ -61,7 +61,7 @@ class Reading:
     """What a server said at one time.
 
     Attributes:
-        engine: `"vllm"`, `"sglang"`, `"llama.cpp"` or `"tgi"`.
+        engine: `"vllm"`, `"sglang"`, `"llama-cpp"` or `"tgi"`.
         counts: Since its start.
         exposed: Whether it has counters of speculation at all.
         models: Names of the models it counted for, where it tells.
@@ -81,8 +81,8 @@ class Reading:
 
 Labels = Mapping[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
-PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llama.cpp": "llamacpp:", "tgi": "tgi_"}
-TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "tgi": "TGI"}
+PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llama-cpp": "llamacpp:", "tgi": "tgi_"}
+TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama-cpp": "llama.cpp", "tgi": "TGI"}
 
 
 def read_metrics(
@@ -234,7 +234,7 @@ def _tgi(counters: _Counters, num_draft_tokens: int | None) -> Reading:
 
 
 _READERS: dict[str, Callable[[_Counters, int | None], Reading]] = {
-    "vllm": _vllm, "sglang": _sglang, "llama.cpp": _llama_cpp, "tgi": _tgi,
+    "vllm": _vllm, "sglang": _sglang, "llama-cpp": _llama_cpp, "tgi": _tgi,
 }  # fmt: skip
 
 
@@ -252,8 +252,9 @@ def _samples(text: str) -> Samples:
             f"The metrics were cut off; they end in {text.rsplit(chr(10), 1)[-1][:SHORT]!r}. Try again."
         )
     found: Samples = {}
+    known = tuple(PREFIXES.values())
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.startswith(tuple(PREFIXES.values())):
+        if not line.startswith(known):
             continue
         try:
             rows = [row for family in text_string_to_metric_families(line) for row in family.samples]

@@ -41,6 +41,7 @@ def check_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        known = known and url.isprintable() and " " not in url
     except ValueError:
         known = False
     if not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,25 +21,26 @@ SPOKEN = {
 SWITCH = {
     "vllm": "--speculative-config",
     "sglang": "--speculative-algorithm",
-    "llama.cpp": "--spec-type and --model-draft",
+    "llama-cpp": "--spec-type, with --spec-draft-model for a draft model",
     "tgi": "--speculate",
 }
 SIGN_OF_OFF = {
     "vllm": "No metrics of speculation; vLLM has them whenever it is on.",
-    "sglang": "No verification was counted, and SGLang names no algorithm.",
-    "llama.cpp": "No draft was counted, and the slots of llama.cpp are without speculation.",
+    "sglang": "No verification was counted.",
+    "llama-cpp": "No draft was counted, and the slots of llama.cpp are without speculation.",
     "tgi": "No token was skipped, which is what TGI calls an accepted draft token.",
 }
 LOOK = {
     "vllm": "With n-gram drafts the texts may have nothing to copy; else look for a batch-size limit in --speculative-config.",
     "sglang": "Look for 'speculative' in the server's log, and at the options of its first lines.",
-    "llama.cpp": (
+    "llama-cpp": (
         "Look for 'failed to initialize speculative decoding context' in the server's log: it then serves without, for "
         "example where the vocabularies differ."
     ),
     "tgi": "No draft token was ever accepted.",
 }
-SAME = 0.01  # two mean lengths that differ by less are told once
+SAME = 0.01
+DIGITS = 6  # of llama.cpp's counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Observed:
         exposed: Whether the server has counters of speculation.
         says: What it says of itself elsewhere, where the counters can't tell.
         restarted: Whether the counters went back, so that they were taken to start from zero.
+        rounded: Whether the counters are given with too few digits for so short a time.
         rate_now: A gauge's rate, where counts don't give one.
         length_now: A gauge's tokens a step, likewise.
     """
@@ -64,6 +67,7 @@ class Observed:
     exposed: bool
     says: bool | None = None
     restarted: bool = False
+    rounded: bool = False
     rate_now: float | None = None
     length_now: float | None = None
 
@@ -80,7 +84,9 @@ class Observed:
             return UNKNOWN if counts.tokens is None else IDLE
         if self.exposed:
             return UNUSED
-        return UNKNOWN if self.says else OFF
+        if self.engine == "llama-cpp":
+            return UNKNOWN  # older versions don't count drafts
+        return UNUSED if self.says else OFF
 
     @property
     def draft_acceptance_rate(self) -> float | None:
@@ -142,6 +148,10 @@ class Observed:
         notes = []
         if self.restarted:
             notes.append("The counters went back: the server was started anew. They are taken to start from zero.")
+        if self.rounded:
+            notes.append(
+                f"{title} gives its counters six digits, too few by now for so short a time: watch for longer."
+            )
         if len(self.models) > 1:
             notes.append(f"Sums over the models {', '.join(self.models)}; choose one with --model.")
         status = self.status
@@ -206,7 +216,8 @@ def between(before: Reading, after: Reading, seconds: float, says: bool | None =
     if restarted:
         counts = after.counts
     width = after.width if restarted or after.width == before.width else None
-    return _observed(after, counts, seconds, says, restarted=restarted, width=width)
+    found = _observed(after, counts, seconds, says, restarted=restarted, width=width)
+    return replace(found, rounded=after.engine == "llama-cpp" and _coarse(after.counts.drafted, counts.drafted))
 
 
 def together(one: Observed, other: Observed) -> Observed:
@@ -217,8 +228,17 @@ def together(one: Observed, other: Observed) -> Observed:
         seconds=(one.seconds or 0.0) + (other.seconds or 0.0),
         exposed=one.exposed or other.exposed,
         restarted=one.restarted or other.restarted,
+        rounded=one.rounded and other.rounded,
         models=tuple(dict.fromkeys([*one.models, *other.models])),
     )
+
+
+def _coarse(total: float | None, counted: float | None) -> bool:
+    """Whether a total of six digits leaves what was counted uncertain by more than `SAME`."""
+    if not total or not counted:
+        return False
+    step = 10.0 ** max(math.floor(math.log10(total)) - DIGITS + 1, 0)
+    return step > 1 and step > SAME * counted
 
 
 def _observed(

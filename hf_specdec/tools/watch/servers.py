@@ -16,7 +16,7 @@ from .fetch import TIMEOUT, FetchError, at, check_url, fetch
 HOW = {
     "vllm": "vLLM serves /metrics by itself unless --disable-log-stats is given.",
     "sglang": "SGLang needs --enable-metrics for them.",
-    "llama.cpp": "llama.cpp needs --metrics for them.",
+    "llama-cpp": "llama.cpp needs --metrics for them.",
     "tgi": "TGI serves them on its --prometheus-port, or the port itself.",
 }
 ABSENT = (404, 405, 501)  # what servers answer that have no metrics, or have them switched off
@@ -67,7 +67,7 @@ class Server:
             return None
         if reading.engine == "vllm":
             return None if reading.exposed else False
-        if reading.engine == "llama.cpp":
+        if reading.engine == "llama-cpp":
             return _slots_speculate(self._json("/slots"))
         if reading.engine == "sglang":
             found = self._server_info()
@@ -83,10 +83,10 @@ class Server:
             length = math.fsum(lengths) / len(lengths) if lengths else None
             on = bool(info.get("speculative_algorithm"))
             return Reading("sglang", Counts(), exposed=on and length is not None, length_now=length)
-        if self.engine in (None, "llama.cpp") and (slots := self._json("/slots")) is not None:
+        if self.engine in (None, "llama-cpp") and (slots := self._json("/slots")) is not None:
             if _slots_speculate(slots) is None:
                 return None
-            return Reading("llama.cpp", Counts(), exposed=False)
+            return Reading("llama-cpp", Counts(), exposed=False)
         return None
 
     def _server_info(self) -> dict[str, Any] | None:
@@ -139,7 +139,7 @@ def _from_timings(timings: Mapping[str, Any]) -> Reading:
     tokens, drafted = _count(timings, "predicted_n"), _count(timings, "draft_n", 0)
     accepted = _count(timings, "draft_n_accepted", 0)
     steps = max(tokens - 1 - accepted, 0.0) if drafted else 0.0
-    return Reading("llama.cpp", Counts(tokens, 1.0, steps, drafted, accepted), exposed=True)
+    return Reading("llama-cpp", Counts(tokens, 1.0, steps, drafted, accepted), exposed=True)
 
 
 def _from_vllm(found: Mapping[str, Any], usage: Any) -> Reading:
