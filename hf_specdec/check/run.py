@@ -32,6 +32,7 @@ from .report import assemble
 from .static import static_facts
 
 
+SHARES = {"one": 0.3, "batches": 0.2, "temperatures": 0.12}  # of the time
 Load = Callable[[], LoadedModel]
 Say = Callable[[str], None]
 
@@ -47,7 +48,7 @@ class CheckSettings:
         dtype: As in `load_model`.
         batch_sizes: Prompts decoded at once.
         most_prompts: How many prompts to use.
-        timed_prompts: How many of them to take times on.
+        timed_prompts: On how many of them to take times, at most.
         max_new_tokens: Most new tokens a prompt.
         max_prompt_tokens: Longer prompts are left out.
         trials: Runs of each side on each prompt, at least 2.
@@ -57,6 +58,7 @@ class CheckSettings:
         sampled_tokens: Tokens for the test of the distribution.
         num_draft_tokens: Draft length at which acceptance is measured.
         seed: Of all sampling.
+        minutes: How long all of it should take, roughly: where the model is slow, fewer prompts are timed.
     """
 
     target: str
@@ -75,6 +77,7 @@ class CheckSettings:
     sampled_tokens: int = 2000
     num_draft_tokens: int = 8
     seed: int = 0
+    minutes: float = 9.0
 
     def __post_init__(self) -> None:
         least = {
@@ -86,6 +89,8 @@ class CheckSettings:
                 raise SpecDecError(f"`{name}` must be at least {number}, got {getattr(self, name)}.")
         if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
             raise SpecDecError(f"`batch_sizes` must be different numbers from 1, got {list(self.batch_sizes)}.")
+        if not self.minutes > 0:
+            raise SpecDecError(f"`minutes` must be above 0, got {self.minutes}.")
         if not self.temperature > 0:
             raise SpecDecError(
                 f"`temperature` must be above 0, got {self.temperature}: greedy decoding is checked anyway."
@@ -206,7 +211,7 @@ def _run_stages(
     settings: CheckSettings, subject: _Subject, kept: state.State, problems: dict[str, str], tell: Tell, say: Say
 ) -> bool:
     """Run what isn't kept yet; returns whether it was interrupted."""
-    todo = _stages(settings, subject, tell)
+    todo = _stages(settings, subject, kept.stages, tell)
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # a warning a call would bury everything else
     try:
@@ -230,12 +235,12 @@ def _run_stages(
     return False
 
 
-def _stages(settings: CheckSettings, subject: _Subject, tell: Tell) -> dict[str, Callable[[], Any]]:
-    """The stages by name, in order: what decides most comes first."""
+def _stages(
+    settings: CheckSettings, subject: _Subject, done: Mapping[str, Any], tell: Tell
+) -> dict[str, Callable[[], Any]]:
+    """The stages by name, in order: what decides most comes first. `done` has those that are finished."""
     loaded, prompts, config, draft = subject.loaded, subject.prompts, subject.config, subject.draft
     method = Method(settings.drafter, config)
-    timed = _some(prompts, settings.timed_prompts)
-    few = _some(prompts, settings.curve_prompts)
     length = {"max_new_tokens": settings.max_new_tokens}
     several = min(max(settings.batch_sizes), len(prompts))
 
@@ -245,29 +250,47 @@ def _stages(settings: CheckSettings, subject: _Subject, tell: Tell) -> dict[str,
             seed=settings.seed, tell=tell, **length,
         )  # fmt: skip
 
+    def affordable(share: float, tokens: int, batch: int = 1) -> int:
+        pace = done["pace"]["seconds_per_token"] if "pace" in done else 0.0
+        seconds = share * settings.minutes * 60
+        return speed.affordable(seconds, pace, tokens=tokens, trials=settings.trials, batch=batch) if pace else 1
+
     def timed_batch(size: int) -> dict[str, Any]:
+        larger = [each for each in settings.batch_sizes if each > 1]
+        share = SHARES["one"] if size == 1 else SHARES["batches"] / len(larger)
+        number = affordable(share, settings.max_new_tokens, size)
+        timed = min(max(number, speed.FEWEST_TIMED), settings.timed_prompts) if size == 1 else settings.timed_prompts
         return speed.measure_batch(
-            loaded, timed, method, size, trials=settings.trials, draft=draft, tell=tell, **length
-        )
+            loaded, _some(prompts, timed), method, size, trials=settings.trials, draft=draft, tell=tell,
+            most=min(max(number, 1), speed.MOST_BATCHES), **length,
+        )  # fmt: skip
+
+    def curve() -> list[dict[str, Any]]:
+        tokens = max(settings.max_new_tokens // 2, 8)
+        number = affordable(SHARES["temperatures"] / len(settings.temperatures), tokens)
+        return speed.measure_temperatures(
+            loaded, _some(prompts, min(max(number, 1), settings.curve_prompts)), method, settings.temperatures,
+            max_new_tokens=tokens, trials=settings.trials, seed=settings.seed, tell=tell,
+        )  # fmt: skip
 
     stages: dict[str, Callable[[], Any]] = {
+        "pace": lambda: speed.measure_pace(loaded, prompts),
         "greedy": lambda: lossless.check_greedy(
             loaded, prompts, config, batch_size=several, tell=_named("greedy texts", tell), **length
         ).to_dict(),
         "acceptance": lambda: accepted(0.0),
     }
     stages |= {f"speed {size}": lambda size=size: timed_batch(size) for size in settings.batch_sizes}  # type: ignore[misc]
-    stages["costs"] = lambda: speed.measure_pass_costs(loaded, few, settings.batch_sizes, draft, tell)
+    stages["costs"] = lambda: speed.measure_pass_costs(
+        loaded, _some(prompts, settings.curve_prompts), settings.batch_sizes, draft, tell
+    )
     if importlib.util.find_spec("scipy") is not None:
         stages["sampled"] = lambda: sampled.check_sampled(
             loaded, prompts, config, tokens=settings.sampled_tokens, temperature=settings.temperature, seed=settings.seed,
             tell=_named("sampled tokens", tell), **length,
         ).to_dict()  # fmt: skip
     stages["acceptance sampled"] = lambda: accepted(settings.temperature)
-    stages["temperatures"] = lambda: speed.measure_temperatures(
-        loaded, few, method, settings.temperatures, max_new_tokens=max(settings.max_new_tokens // 2, 8),
-        trials=settings.trials, seed=settings.seed, tell=tell,
-    )  # fmt: skip
+    stages["temperatures"] = curve
     return stages
 
 

@@ -23,15 +23,37 @@ from ..tools.timing import geometric_mean
 from ..tools.trials import PLAIN, Case, Learnt, Method, Run, decode, interleave
 
 
-MOST_BATCHES = 2  # of each size above 1
+FEWEST_TIMED, MOST_BATCHES = 3, 2  # prompts one at a time; batches of each larger size
+ON_COST = 0.7  # a run with speculation, roughly, in plain runs
 MIXED = "mixed"
 LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 COST_TOKENS = 16
 
 
+def measure_pace(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> dict[str, float]:
+    """How long a plain token takes, so that no more is timed than there is time for."""
+    inputs = encode_batch(loaded, [prompts[0].text])
+    decode(loaded, inputs, PLAIN, COST_TOKENS // 4)
+    return {"seconds_per_token": decode(loaded, inputs, PLAIN, COST_TOKENS).seconds_per_token}
+
+
+def affordable(seconds: float, pace: float, *, tokens: int, trials: int, batch: int = 1) -> int:
+    """How many prompts, or batches of prompts, can be timed.
+
+    Args:
+        seconds: How long it may take.
+        pace: Seconds a plain token.
+        tokens: New tokens of each run.
+        trials: Runs of each side.
+        batch: Rows; a step of n rows is taken for √n steps of one, between those of a wide GPU and a small CPU.
+    """
+    case = pace * tokens * batch**0.5 * (1 + trials + ON_COST * trials)
+    return int(seconds / case)
+
+
 def measure_batch(
     loaded: LoadedModel, prompts: Sequence[BenchPrompt], method: Method, batch: int, *, max_new_tokens: int, trials: int,
-    draft: Any = None, tell: Tell | None = None,
+    most: int = MOST_BATCHES, draft: Any = None, tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Decode batches plainly and with a method, in turns.
 
@@ -42,13 +64,14 @@ def measure_batch(
         batch: Prompts decoded at once.
         max_new_tokens: Most tokens a prompt.
         trials: Runs on each prompt.
+        most: Most batches of a size above 1.
         draft: The draft model, if there is one.
         tell: Called with what is done now, parts done, parts in all.
 
     Raises:
         KeyboardInterrupt: If it is stopped before its end.
     """
-    chosen = list(prompts) if batch == 1 else _filled(prompts, batch)
+    chosen = list(prompts) if batch == 1 else _filled(prompts, batch, most)
     settings = BenchSettings(
         per_category=len(chosen), batch_sizes=(batch,), max_new_tokens=max_new_tokens, max_prompt_tokens=2**31,
         trials=trials, ideal=False,
@@ -59,8 +82,8 @@ def measure_batch(
     return _figures(report, method.name, batch)
 
 
-def _filled(prompts: Sequence[BenchPrompt], batch: int) -> list[BenchPrompt]:
-    number = batch * min(max(len(prompts) // batch, 1), MOST_BATCHES)
+def _filled(prompts: Sequence[BenchPrompt], batch: int, most: int) -> list[BenchPrompt]:
+    number = batch * min(max(len(prompts) // batch, 1), most)
     again = islice(cycle(prompts), number)
     return [
         replace(prompt, id=f"{prompt.id} ({place})", category=MIXED) for place, prompt in enumerate(again, start=1)

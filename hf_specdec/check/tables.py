@@ -159,8 +159,13 @@ def _speed(report: Mapping[str, Any]) -> Section | None:
     if not rows:
         return None
     refused = (each["on"]["refused"] for each in report["speed"].values() if each["on"])
+    timed = ", ".join(
+        f"{len(each['cases'])} {'prompts' if batch == '1' else f'batches of {batch}'}"
+        for batch, each in report["speed"].items()
+    )
+    remarks = (f"Timed in turns: {timed}.", *(why for why in refused if why))
     titles = ("", "plain tok/s", "on tok/s", "speed-up", "95 %", "worst")
-    return Section("Does it pay?", titles, tuple(rows), tuple(why for why in refused if why), "speed")
+    return Section("Does it pay?", titles, tuple(rows), remarks, "speed")
 
 
 def _rate(summary: Mapping[str, Any]) -> str:

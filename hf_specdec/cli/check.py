@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 QUICK: dict[str, Any] = {
     "batch_sizes": (1,), "most_prompts": 8, "timed_prompts": 5, "max_new_tokens": 32, "temperatures": (1.0,),
-    "curve_prompts": 2, "sampled_tokens": 600,
+    "curve_prompts": 2, "sampled_tokens": 600, "minutes": 2.0,
 }  # fmt: skip
 NARROW = 12  # columns of text that stay in one line
 EXAMPLES = """Examples:
@@ -69,6 +69,12 @@ def check(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft length to measure acceptance at.")] = 8,
     trials: Annotated[int, typer.Option(min=2, help="Timed runs of each side on each prompt.")] = 2,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="How long it should take, roughly; fewer prompts are timed then.", show_default="9; quick: 2"
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="A first look in about two minutes.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Stop before weights are loaded.")] = False,
@@ -98,7 +104,7 @@ def check(
 
     given = {
         "batch_sizes": None if batch is None else batch_sizes_of(batch), "most_prompts": max_prompts, "max_new_tokens": max_new_tokens,
-        "sampled_tokens": sampled_tokens,
+        "sampled_tokens": sampled_tokens, "minutes": minutes,
     }  # fmt: skip
     chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
     settings = CheckSettings(

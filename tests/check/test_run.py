@@ -26,7 +26,17 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-STAGES = ["greedy", "acceptance", "speed 1", "speed 2", "costs", "sampled", "acceptance sampled", "temperatures"]
+STAGES = [
+    "pace",
+    "greedy",
+    "acceptance",
+    "speed 1",
+    "speed 2",
+    "costs",
+    "sampled",
+    "acceptance sampled",
+    "temperatures",
+]
 Check = Callable[..., dict[str, Any]]
 
 
@@ -124,7 +134,7 @@ def test_an_interruption_costs_one_stage(check: Check, monkeypatch: pytest.Monke
     stop = False
     rest = check(say=said.append)
     assert ran == STAGES  # none of them twice
-    assert said[-1].startswith("Going on behind: greedy")
+    assert said[-1].startswith("Going on behind: pace, greedy")
     assert not rest["interrupted"]
     # what the clock says differs from run to run, except where it stands still
     for name in ("acceptance", "lossless", "prompts", "settings", "passed", "problems"):
@@ -225,12 +235,23 @@ def test_nothing_is_known_of_a_target_that_is_not_there(tmp_path: Path) -> None:
     assert found["problems"]
 
 
+def test_a_slow_model_is_timed_on_fewer_prompts(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert speed.affordable(60, 0.1, tokens=10, trials=2) == 13
+    assert speed.affordable(60, 0.1, tokens=10, trials=2, batch=4) == 6
+    monkeypatch.setattr(speed, "measure_pace", lambda *_: {"seconds_per_token": 1000.0})
+    found = check()
+    assert len(found["speed"]["1"]["cases"]) == speed.FEWEST_TIMED
+    assert len(found["speed"]["2"]["cases"]) == 1
+    assert found["curves"]["temperature"][0]["cases"] == 1
+    assert found["acceptance"]["by_category"]["all"]["prompts"] == 4  # acceptance is on all of them
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"trials": 1}, "`trials` must be at least 2"), ({"batch_sizes": (2, 2)}, "different numbers"),
         ({"batch_sizes": ()}, "different numbers"), ({"temperature": 0.0}, "greedy decoding is checked anyway"),
-        ({"temperature": float("nan")}, "must be above 0"),
+        ({"temperature": float("nan")}, "must be above 0"), ({"minutes": 0.0}, "`minutes` must be above 0"),
     ],
 )  # fmt: skip
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
