@@ -35,7 +35,7 @@ app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("env", epilog=env.EXAMPLES)(env.env)
 for command in app.registered_commands:
     # a paragraph on one line, so that the terminal alone breaks lines
-    paragraphs = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
+    paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
