@@ -129,7 +129,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "draft_acceptance_rate_interval": interval(accepted, drafted),
         "mean_acceptance_length": float(length),
         "mean_acceptance_length_interval": None if (drawn := _drawn(accepted, steps)) is None else [1 + each for each in drawn],
-        "drafting_share": 1 - sources["none"] / steps.sum() if steps.sum() else 0.0,
+        "drafting_share": 1 - sources["none"] / int(steps.sum()) if steps.sum() else 0.0,
         "steps_by_source": dict(sources.most_common()),
         "positions": [
             {
@@ -191,4 +191,6 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray[Any, Any
 
 
 def _table(rows: Sequence[Mapping[str, Any]], name: str, width: int) -> np.ndarray[Any, Any]:
-    return np.array([row[name] + [0] * (width - len(row[name])) for row in rows], dtype=np.int64).reshape(-1, width)
+    return np.array([row[name] + [0] * (width - len(row[name])) for row in rows], dtype=np.int64).reshape(
+        len(rows), width
+    )

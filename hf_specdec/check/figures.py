@@ -53,6 +53,7 @@ def draw_figures(report: Mapping[str, Any]) -> dict[str, str]:
             give.
     """
     import matplotlib
+    from cycler import cycler
     from matplotlib.figure import Figure
 
     drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Axes], bool]]] = {
@@ -64,7 +65,7 @@ def draw_figures(report: Mapping[str, Any]) -> dict[str, str]:
         "temperature": ("Speed-up by temperature", _temperature),
     }
     found = {}
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"axes.prop_cycle": cycler(color=[LINE])}):
         for name, (title, draw) in drawings.items():
             bars = (
                 min(len((report["acceptance"] or {}).get("by_category", ())), MOST_BARS) if name == "categories" else 0

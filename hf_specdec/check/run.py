@@ -96,6 +96,10 @@ class CheckSettings:
                 f"`temperature` must be above 0, got {self.temperature}: greedy decoding is checked anyway."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
@@ -148,7 +152,7 @@ def run_check(
     )  # fmt: skip
     header = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(settings),
+        "settings": settings.to_dict(),
         "environment": describe_environment(),
         "static": static,
     }

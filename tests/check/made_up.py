@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
 from typing import Any
 
 from hf_specdec.check.prompts import BadRecord, Reading
@@ -16,7 +15,7 @@ CATEGORIES = ("chat", "code")
 NAMES = [f"{category}/{number}" for category in CATEGORIES for number in range(4)]
 HEADER: dict[str, Any] = {
     "date": "2026-01-01T00:00:00+00:00",
-    "settings": asdict(CheckSettings(target="org/Model-1B", batch_sizes=(1, 8))),
+    "settings": CheckSettings(target="org/Model-1B", batch_sizes=(1, 8)).to_dict(),
     "environment": {"cpu": "A processor", "torch_threads": 2, "versions": {"torch": "2.13.0", "transformers": "5.24.0"}},
     "target": {"name": "org/Model-1B", "parameters": 1_234_000_000, "dtype": "bfloat16", "hardware": None},
     "draft": None,
@@ -52,7 +51,7 @@ def counts(category: str, number: int, accepted: int = 20) -> dict[str, Any]:
     """Counts of one prompt: 30 steps, 25 of them with a draft."""
     return {
         "prompt": f"{category}/{number}", "category": category, "drafter": "prompt_lookup", "tokens": 50 + accepted,
-        "steps": 30, "drafted": 60, "accepted": accepted, "drafted_at": [25, accepted // 2, 6], "accepted_at": [accepted // 2, 6, 4],
+        "steps": 30, "drafted": 60, "accepted": accepted, "drafted_at": [25, accepted // 2, accepted // 4], "accepted_at": [accepted // 2, accepted // 4, accepted // 6],
         "steps_by_source": {"prompt_lookup": 25, "none": 5}, "fallback_reason": None,
         "overlaps": {"tried": 40, "A1": 20.0, "A2": 24.0, "B1": 20.0, "B2": 16.0},
     }  # fmt: skip

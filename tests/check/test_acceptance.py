@@ -50,7 +50,7 @@ def test_summary() -> None:
     assert found["mean_acceptance_length"] == 1 + 60 / 60
     assert found["mean_acceptance_length_interval"] is None  # two prompts
     assert found["drafting_share"] == 50 / 60
-    assert [(each["drafted"], each["accepted"]) for each in found["positions"]] == [(50, 30), (30, 15), (6, 4)]
+    assert [(each["drafted"], each["accepted"]) for each in found["positions"]] == [(50, 30), (30, 14), (5, 3)]
     empty = summarise(
         [counts("chat", 0) | {"steps": 0, "drafted": 0, "accepted": 0, "drafted_at": [], "accepted_at": []}]
     )
@@ -68,7 +68,7 @@ def test_lengths_need_acceptance_and_costs() -> None:
     costs = {
         "1": {"context": 9, "plain_step": 2.0, "draft_step": None, "forward": {str(n): 1.0 for n in range(1, 17)}}
     }
-    good = summarise([counts("chat", 0) | {"drafted_at": [100, 80, 60], "accepted_at": [80, 60, 45], "steps_by_source": {"prompt_lookup": 100}}])  # fmt: skip
+    good = summarise([counts("chat", 0) | {"drafted_at": [100, 80, 60], "accepted_at": [80, 60, 45], "steps": 100, "steps_by_source": {"prompt_lookup": 100}}])  # fmt: skip
     found = draft_lengths(good, costs)
     assert found is not None
     assert [each["tokens"] for each in found["curve"]] == pytest.approx([1.8, 2.4, 2.85])
@@ -81,7 +81,12 @@ def test_lengths_need_acceptance_and_costs() -> None:
 def test_drafts_that_are_too_dear() -> None:
     forward = {str(n): 1.0 + 0.5 * (n - 1) for n in range(1, 17)}
     costs = {"1": {"context": 9, "plain_step": 1.0, "draft_step": 0.6, "forward": forward}}
-    row = counts("chat", 0) | {"drafted_at": [100], "accepted_at": [90], "steps_by_source": {"draft_model": 100}}
+    row = counts("chat", 0) | {
+        "drafted_at": [100],
+        "accepted_at": [90],
+        "steps": 100,
+        "steps_by_source": {"draft_model": 100},
+    }
     found = draft_lengths(summarise([row]), costs)
     assert found is not None
     assert (found["best"], found["draft_cost"], found["break_even"]) == (0, 0.6, None)
@@ -92,6 +97,7 @@ def test_steps_without_a_draft_gain_nothing() -> None:
     row = counts("chat", 0) | {
         "drafted_at": [50],
         "accepted_at": [50],
+        "steps": 100,
         "steps_by_source": {"prompt_lookup": 50, "none": 50},
     }
     found = draft_lengths(summarise([row]), costs)
