@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hf_specdec import PromptLookup, SpecDecError
-from hf_specdec.check import lossless, run, speed
+from hf_specdec import PromptLookup, SpecConfig, SpecDecError
+from hf_specdec.check import lossless, run, sampled, speed
+from hf_specdec.check.acceptance import measure_acceptance
 from hf_specdec.check.prompts import Reading
 from hf_specdec.check.run import CheckSettings, run_check
 from hf_specdec.check.state import State, describe_files, fingerprint
@@ -22,21 +24,12 @@ from hf_specdec.tools.suites import BenchPrompt, Suite
 from hf_specdec.tools.trials import Method, Run, decode
 
 from ..tools.tiny_chat import save_tiny_chat_model
+from .made_up import stages
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-STAGES = [
-    "pace",
-    "greedy",
-    "acceptance",
-    "speed 1",
-    "speed 2",
-    "costs",
-    "sampled",
-    "acceptance sampled",
-    "temperatures",
-]
+LOOKUP = Method("prompt_lookup", SpecConfig(drafter="prompt_lookup"))
 Check = Callable[..., dict[str, Any]]
 
 
@@ -106,94 +99,139 @@ def test_a_whole_check(check: Check, tmp_path: Path) -> None:
     assert {"batch 2: warm up: plain", "temperature 1"} <= {title.replace("auto", "plain") for title in news}
 
 
-@pytest.mark.parametrize("stage", ["acceptance", "speed 2", "temperatures"])
-def test_an_interruption_costs_one_stage(check: Check, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    whole = check()
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stages whose results are made up; returns the names of those that ran. One whose name is in `STOPS` is stopped."""
     ran: list[str] = []
-    stop = True
-    stages_of = run._stages
 
-    def watched(*arguments: Any) -> dict[str, Callable[[], Any]]:
-        def watch(name: str, call: Callable[[], Any]) -> Callable[[], Any]:
-            def one() -> Any:
-                if stop and name == stage:
-                    raise KeyboardInterrupt
+    def build(settings: CheckSettings, subject: Any, done: Any, tell: Any) -> dict[str, Callable[[], Any]]:
+        def stage(name: str, result: Any) -> Callable[[], Any]:
+            def call() -> Any:
+                if name in STOPS:
+                    raise STOPS[name]
                 ran.append(name)
-                return call()
+                return result
 
-            return one
+            return call
 
-        return {name: watch(name, call) for name, call in stages_of(*arguments).items()}
+        return {name: stage(name, result) for name, result in stages().items()}
 
-    monkeypatch.setattr(run, "_stages", watched)
+    STOPS.clear()
+    monkeypatch.setattr(run, "_stages", build)
+    return ran
+
+
+STOPS: dict[str, BaseException] = {}
+
+
+@pytest.mark.parametrize("stopped", ["greedy", "speed 8", "temperatures"])
+def test_an_interruption_costs_one_stage(check: Check, made_up: list[str], stopped: str) -> None:
+    whole, every = check(batch_sizes=(1, 8)), list(made_up)
+    made_up.clear()
     said: list[str] = []
-    part = check(say=said.append)
+    STOPS[stopped] = KeyboardInterrupt()
+    part = check(batch_sizes=(1, 8), say=said.append)
     assert part["interrupted"]
-    assert ran == STAGES[: STAGES.index(stage)]
+    assert made_up == every[: every.index(stopped)]
     assert "the same command goes on" in said[-1]
-    stop = False
-    rest = check(say=said.append)
-    assert ran == STAGES  # none of them twice
-    assert said[-1].startswith("Going on behind: pace, greedy")
-    assert not rest["interrupted"]
-    # what the clock says differs from run to run, except where it stands still
-    for name in ("acceptance", "lossless", "prompts", "settings", "passed", "problems"):
-        assert rest[name] == whole[name], name
-    assert rest["recommendation"]["verdict"] == whole["recommendation"]["verdict"]
+    STOPS.clear()
+    rest = check(batch_sizes=(1, 8), say=said.append)
+    assert made_up == every  # none of them twice
+    if stopped != every[0]:
+        assert said[-1].startswith("Going on behind: greedy")
+    assert rest | {"date": ""} == whole | {"date": ""}
 
 
-def test_other_conditions_are_another_check(check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = run.measure_acceptance
-    monkeypatch.setattr(run, "measure_acceptance", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_other_conditions_are_another_check(check: Check, made_up: list[str], tmp_path: Path) -> None:
+    STOPS["costs"] = KeyboardInterrupt()
     assert check()["interrupted"]
     assert check(max_new_tokens=12)["interrupted"]
+    assert made_up.count("greedy") == 2
     assert len(list((tmp_path / "state").iterdir())) == 2
-    monkeypatch.setattr(run, "measure_acceptance", real)
-    greedy: list[int] = []
-    check_greedy = lossless.check_greedy
-    monkeypatch.setattr(lossless, "check_greedy", lambda *a, **k: greedy.append(1) or check_greedy(*a, **k))  # type: ignore[func-returns-value]
+    STOPS.clear()
     check()
-    assert greedy == []
+    assert made_up.count("greedy") == 2
     check(max_new_tokens=12, restart=True)
-    assert greedy == [1]
+    assert made_up.count("greedy") == 3
+    assert not list((tmp_path / "state").iterdir())
 
 
-def test_ctrl_c_inside_a_benchmark(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopping(*_: Any) -> Run:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "decode", stopping)
-    found = check()
-    assert found["interrupted"]
-    assert found["speed"] == {}
-    assert found["acceptance"] is not None
-
-
-def test_a_stage_that_fails_leaves_the_others(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("no kernel for it")
-
-    monkeypatch.setattr(speed, "measure_pass_costs", broken)
+def test_a_stage_that_fails_leaves_the_others_and_is_tried_again(check: Check, made_up: list[str]) -> None:
+    STOPS["costs"] = RuntimeError("no kernel for it")
     found = check()
     assert found["problems"] == {"costs": "RuntimeError: no kernel for it"}
     assert not found["passed"]
     assert found["lossless"]["sampled"] is not None
-    monkeypatch.undo()
     assert "Costs could not be measured: RuntimeError: no kernel for it." in found["recommendation"]["reasons"]
+    STOPS.clear()
+    made_up.clear()
+    assert check()["passed"]
+    assert made_up == ["costs"]
 
 
-def test_a_drafter_that_breaks_is_told(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_costs_no_result(
+    check: Check, made_up: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    said: list[str] = []
+    found = check(say=said.append)
+    assert found["passed"]
+    assert "No space left" in said[0]
+
+
+def test_a_slow_model_is_timed_on_fewer_prompts(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert speed.affordable(60, 0.1, tokens=10, trials=2) == 13
+    assert speed.affordable(60, 0.1, tokens=10, trials=2, batch=4) == 6
+    timed: dict[str, int] = {}
+    done = stages()
+
+    def batch(loaded: Any, prompts: Any, method: Any, size: int, *, most: int, **_: Any) -> Any:
+        timed[f"batch {size}"] = len(prompts) if size == 1 else most
+        return done["speed 1" if size == 1 else "speed 8"]
+
+    def temperatures(loaded: Any, prompts: Any, *_: Any, **__: Any) -> Any:
+        timed["temperatures"] = len(prompts)
+        return done["temperatures"]
+
+    monkeypatch.setattr(speed, "measure_batch", batch)
+    monkeypatch.setattr(speed, "measure_temperatures", temperatures)
+    monkeypatch.setattr(speed, "measure_pass_costs", lambda *_: done["costs"])
+    monkeypatch.setattr(run, "measure_acceptance", lambda *_, **__: done["acceptance"])
+    for module, name in ((lossless, "check_greedy"), (sampled, "check_sampled")):
+        result = done[name.removeprefix("check_")]
+        monkeypatch.setattr(module, name, lambda *_, result=result, **__: SimpleNamespace(to_dict=lambda: result))
+    for pace, expected in ((1e-4, (4, 2, 3)), (1000.0, (3, 1, 1))):
+        monkeypatch.setattr(speed, "measure_pace", lambda *_, pace=pace: {"seconds_per_token": pace})
+        assert check()["problems"] == {}
+        assert (min(timed["batch 1"], 4), timed["batch 2"], timed["temperatures"]) == expected
+
+
+def test_ctrl_c_inside_a_benchmark(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(*_: Any) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "decode", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        speed.measure_batch(loaded, reading().suite.prompts, LOOKUP, 1, max_new_tokens=8, trials=2)
+
+
+def test_a_drafter_that_breaks_is_told(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: PromptLookup, rows: Any, length: int) -> Any:
         raise RuntimeError("lost the index")
 
     monkeypatch.setattr(PromptLookup, "propose", broken)
-    found = check(drafter="prompt_lookup")
-    assert "lost the index" in found["acceptance"]["fallback_reasons"][0]
-    assert found["acceptance"]["draft_acceptance_rate"] is None
+    rows = measure_acceptance(
+        loaded, reading().suite.prompts[:2], SpecConfig(drafter="prompt_lookup"), num_draft_tokens=4, max_new_tokens=8
+    )
+    assert all("lost the index" in row["fallback_reason"] for row in rows)
 
 
 def test_a_draft_model(check: Check, folder: str) -> None:
-    found = check(draft=folder, drafter="draft_model", batch_sizes=(1,))
+    found = check(draft=folder, drafter="draft_model", batch_sizes=(1,), most_prompts=2)
+    assert found["problems"] == {}
     assert found["draft"] == folder
     assert found["acceptance"]["draft_acceptance_rate"] == 1
     assert found["costs"]["1"]["draft_step"] > 0
@@ -202,10 +240,10 @@ def test_a_draft_model(check: Check, folder: str) -> None:
     assert found["recommendation"]["draft_model"] == folder
 
 
-def test_few_prompts_fill_a_batch(check: Check) -> None:
-    found = check(batch_sizes=(6,), most_prompts=2)
-    assert found["speed"]["6"]["on"]["cases"] == 1
-    assert found["curves"]["output_length"] == []
+def test_few_prompts_fill_a_batch(loaded: LoadedModel, steady: None) -> None:
+    found = speed.measure_batch(loaded, reading().suite.prompts[:2], LOOKUP, 6, max_new_tokens=8, trials=2)
+    assert found["on"]["cases"] == 1
+    assert found["lengths"] == []
 
 
 def test_without_weights(folder: str, tmp_path: Path) -> None:
@@ -233,17 +271,6 @@ def test_nothing_is_known_of_a_target_that_is_not_there(tmp_path: Path) -> None:
     assert found["target"] is None
     assert found["plain_reason"] is None
     assert found["problems"]
-
-
-def test_a_slow_model_is_timed_on_fewer_prompts(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert speed.affordable(60, 0.1, tokens=10, trials=2) == 13
-    assert speed.affordable(60, 0.1, tokens=10, trials=2, batch=4) == 6
-    monkeypatch.setattr(speed, "measure_pace", lambda *_: {"seconds_per_token": 1000.0})
-    found = check()
-    assert len(found["speed"]["1"]["cases"]) == speed.FEWEST_TIMED
-    assert len(found["speed"]["2"]["cases"]) == 1
-    assert found["curves"]["temperature"][0]["cases"] == 1
-    assert found["acceptance"]["by_category"]["all"]["prompts"] == 4  # acceptance is on all of them
 
 
 @pytest.mark.parametrize(
@@ -288,17 +315,6 @@ def test_a_state_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecDecError, match="Name a folder with --save"):
         State(tmp_path / "file", "key")
-
-
-def test_a_disk_that_is_full_costs_no_result(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    said: list[str] = []
-    found = check(say=said.append)
-    assert found["passed"]
-    assert "No space left" in said[0]
 
 
 def test_a_changed_model_is_noticed(tmp_path: Path) -> None:
