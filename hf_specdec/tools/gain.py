@@ -14,7 +14,7 @@ rounds finds a draft (copied text), the others are plain steps, and both numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ..errors import SpecDecError
 
@@ -167,7 +167,20 @@ def break_even_acceptance(
     """
     lengths = range(1, most + 1) if k is None else [k]
     costs = {each: round_cost(each, draft_cost, verify_cost, batch=batch, overhead=overhead) for each in lengths}
-    return min((_least_acceptance(each, cost) for each, cost in costs.items() if cost <= each + 1), default=None)
+
+    def gains(acceptance: float) -> bool:
+        tokens = list(accumulate(survival(acceptance, max(lengths)), initial=1.0))
+        return any(tokens[each] >= cost for each, cost in costs.items())
+
+    if not gains(1.0):
+        return None
+    low, high = 0.0, 1.0  # bisection: the expected tokens grow with the acceptance
+    if gains(low):
+        return low
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if gains(middle) else (middle, high)
+    return high
 
 
 def break_even_cost(
@@ -186,27 +199,17 @@ def break_even_cost(
     Solves `speedup(…, k, c, …) = wanted` for c, with the given k or with that which allows the most. Other arguments as in
     `break_even_acceptance` and `speedup`.
     """
+    lengths = range(1, most + 1) if k is None else [k]
+    tokens = list(accumulate(survival(acceptance, max(lengths)), initial=1.0))
     if share <= 0:
         return None
 
     def dearest(length: int) -> float:
         free = round_cost(length, 0.0, verify_cost, batch=batch, overhead=overhead)
-        tokens = over_all_rounds(expected_tokens(acceptance, length), share)
-        return ((tokens / wanted - 1) / share + 1 - free) / length
+        return ((over_all_rounds(tokens[length], share) / wanted - 1) / share + 1 - free) / length
 
-    cost = max(dearest(length) for length in (range(1, most + 1) if k is None else [k]))
+    cost = max(map(dearest, lengths))
     return cost if cost >= 0 else None
-
-
-def _least_acceptance(k: int, cost: float) -> float:
-    """Bisection: the expected tokens grow with the acceptance, from 1 to k + 1."""
-    low, high = 0.0, 1.0
-    if cost <= 1:
-        return 0.0
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        low, high = (low, middle) if expected_tokens(middle, k) >= cost else (middle, high)
-    return high
 
 
 def _chance(acceptance: Acceptance, position: int) -> float:

@@ -68,6 +68,8 @@ def write_gain_plot(found: Explanation, path: Path) -> None:
 
 
 def _by_length(axes: Axes, found: Explanation) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     lengths = [each.num_draft_tokens for each in found.lengths]
     for index, shift in enumerate(SHIFTS):
         moved = replace(found.conditions, acceptance=_shifted(found.conditions.acceptance, shift))
@@ -80,7 +82,7 @@ def _by_length(axes: Axes, found: Explanation) -> None:
     axes.set_xlabel("draft tokens a round")
     axes.set_ylabel("speed-up (×)")
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title("By draft length", loc="left")
     axes.legend(fontsize=7.5)
 

@@ -125,7 +125,7 @@ def test_json_to_stdout(run: Bench, model: str, prompts: str) -> None:
 
 
 def test_formats(run: Bench, model: str, prompts: str, tmp_path: Path, steady: None) -> None:
-    arguments = (model, "--prompts", prompts, "--no-ideal", "--drafter", "recycling", *QUICK)
+    arguments = (model, "--prompts", prompts, "--categories", "talk", "--no-ideal", "--drafter", "recycling", *QUICK)
     code, out, _ = run(*arguments, "--format", "quiet")
     assert (code, out) == (0, "1 recycling 2.000\n")
     target = tmp_path / "result.json"

@@ -76,8 +76,10 @@ def test_from_a_benchmark(run: Run, tmp_path: Path) -> None:
     assert "recycling" in data["from"]
 
 
-@pytest.mark.parametrize("name", ["gain.png", "deep/gain.svg"])
-@pytest.mark.parametrize("more", [[], ["--verify-cost", "1,1.1,1.2", "--acceptance", "0.9,0.8"]])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("gain.png", []), ("deep/gain.svg", ["--verify-cost", "1,1.1,1.2", "--acceptance", "0.9,0.8"])],
+)
 def test_picture(run: Run, tmp_path: Path, name: str, more: list[str]) -> None:
     target = tmp_path / name
     code, out, err = run("--plot", str(target), *more)

@@ -95,8 +95,11 @@ class TestReports:
         return path
 
     def test_benchmark(self, tmp_path: Path) -> None:
-        found, origin = conditions_of(read_record(self.bench(tmp_path)), batch=8)
-        # 3 tries of position 5 are too few
+        record = read_record(self.bench(tmp_path))
+        for summary in record["summaries"]:
+            if summary["acceptance_by_position"]:
+                summary["acceptance_by_position"][4] = [3, 3]  # too few tries to say anything
+        found, origin = conditions_of(record, batch=8)
         assert found["acceptance"] == pytest.approx((20 / 30, 16 / 20, 13 / 15, 10 / 12))
         assert found["batch"] == 8
         assert found["share"] == pytest.approx(0.75)

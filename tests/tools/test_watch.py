@@ -291,7 +291,7 @@ class TestFetch:
                 Reply("", 302, {"Location": "http://elsewhere.invalid/metrics"}),
                 "redirects to 'http://elsewhere.invalid",
             ),
-            (Reply("", 302, {"Location": "file:///etc/passwd"}), "redirects to 'file:///etc/passwd'"),
+            (Reply("", 302, {"Location": "file:///etc/passwd"}), "to what is no web address"),
         ],
     )
     def test_failures(self, reply: Reply, message: str) -> None:

@@ -127,7 +127,7 @@ def _status_line(url: str, status: int) -> str:
     if status in (401, 403):
         return f"{url} asks for a key (HTTP {status}). Put it into the variable {KEY_VARIABLE}."
     if status in (301, 302, 303, 307, 308):
-        return f"{url} redirects in a circle (HTTP {status})."
+        return f"{url} redirects in a circle, or to what is no web address (HTTP {status})."
     if status == 404:
         return f"{url} isn't there (HTTP 404)."
     return f"{url} answers with an error (HTTP {status})."
