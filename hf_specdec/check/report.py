@@ -36,7 +36,7 @@ def assemble(
         static_only: Whether only the part without weights was asked for.
 
     Returns:
-        `schema_version`, `kind`, the header, `prompts`, `acceptance`, `speed` (by batch size), `costs`, `draft_length`, `best_by_batch`,
+        `schema_version`, `kind`, the header, `prompts`, `plan`, `acceptance`, `speed` (by batch size), `costs`, `draft_length`, `best_by_batch`,
             `curves`, `lossless`, `problems`, `recommendation`, `passed`, `interrupted`, `static_only`.
     """
     accepted, sampled = stages.get("acceptance"), stages.get("acceptance sampled")
@@ -65,6 +65,7 @@ def assemble(
             "num_bad_records": len(reading.bad),
             "bad_records": [asdict(each) for each in reading.bad[:MOST_BAD]],
         },
+        "plan": stages.get("plan"),
         "acceptance": acceptance,
         "speed": speed,
         "costs": costs,

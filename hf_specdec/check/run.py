@@ -27,12 +27,12 @@ from ..tools.suites import BenchPrompt
 from ..tools.trials import Method, reason
 from . import lossless, sampled, speed, state
 from .acceptance import measure_acceptance
+from .planning import measure_pace, plan_work
 from .prompts import Reading, choose_prompts
 from .report import assemble
 from .static import static_facts
 
 
-SHARES = {"one": 0.3, "batches": 0.2, "temperatures": 0.12}  # of the time
 Load = Callable[[], LoadedModel]
 Say = Callable[[str], None]
 
@@ -58,7 +58,7 @@ class CheckSettings:
         sampled_tokens: Tokens for the test of the distribution.
         num_draft_tokens: Draft length at which acceptance is measured.
         seed: Of all sampling.
-        minutes: How long all of it should take, roughly: where the model is slow, fewer prompts are timed.
+        minutes: How long all of it should take, roughly: where the model is slow, less is measured.
     """
 
     target: str
@@ -245,42 +245,40 @@ def _stages(
     """The stages by name, in order: what decides most comes first. `done` has those that are finished."""
     loaded, prompts, config, draft = subject.loaded, subject.prompts, subject.config, subject.draft
     method = Method(settings.drafter, config)
-    length = {"max_new_tokens": settings.max_new_tokens}
     several = min(max(settings.batch_sizes), len(prompts))
 
     def accepted(temperature: float) -> list[dict[str, Any]]:
         return measure_acceptance(
             loaded, prompts, config, num_draft_tokens=settings.num_draft_tokens, temperature=temperature,
-            seed=settings.seed, tell=tell, **length,
+            seed=settings.seed, tell=tell, max_new_tokens=done["plan"]["text_tokens"],
         )  # fmt: skip
 
-    def affordable(share: float, tokens: int, batch: int = 1) -> int:
-        pace = done["pace"]["seconds_per_token"] if "pace" in done else 0.0
-        seconds = share * settings.minutes * 60
-        return speed.affordable(seconds, pace, tokens=tokens, trials=settings.trials, batch=batch) if pace else 1
+    def planned() -> dict[str, Any]:
+        return plan_work(
+            measure_pace(loaded, prompts), settings.minutes, prompts=len(prompts), max_new_tokens=settings.max_new_tokens,
+            sampled_tokens=settings.sampled_tokens, batch_sizes=settings.batch_sizes,
+            temperatures=len(settings.temperatures), trials=settings.trials, timed_prompts=settings.timed_prompts,
+            curve_prompts=settings.curve_prompts,
+        )  # fmt: skip
 
     def timed_batch(size: int) -> dict[str, Any]:
-        larger = [each for each in settings.batch_sizes if each > 1]
-        share = SHARES["one"] if size == 1 else SHARES["batches"] / len(larger)
-        number = affordable(share, settings.max_new_tokens, size)
-        timed = min(max(number, speed.FEWEST_TIMED), settings.timed_prompts) if size == 1 else settings.timed_prompts
+        number = done["plan"]["timed"][str(size)]
+        timed = _some(prompts, number if size == 1 else settings.timed_prompts)
         return speed.measure_batch(
-            loaded, _some(prompts, timed), method, size, trials=settings.trials, draft=draft, tell=tell,
-            most=min(max(number, 1), speed.MOST_BATCHES), **length,
+            loaded, timed, method, size, max_new_tokens=settings.max_new_tokens, trials=settings.trials, most=number,
+            draft=draft, tell=tell,
         )  # fmt: skip
 
     def curve() -> list[dict[str, Any]]:
-        tokens = max(settings.max_new_tokens // 2, 8)
-        number = affordable(SHARES["temperatures"] / len(settings.temperatures), tokens)
         return speed.measure_temperatures(
-            loaded, _some(prompts, min(max(number, 1), settings.curve_prompts)), method, settings.temperatures,
-            max_new_tokens=tokens, trials=settings.trials, seed=settings.seed, tell=tell,
+            loaded, _some(prompts, done["plan"]["curve_prompts"]), method, settings.temperatures,
+            max_new_tokens=max(settings.max_new_tokens // 2, 8), trials=settings.trials, seed=settings.seed, tell=tell,
         )  # fmt: skip
 
     stages: dict[str, Callable[[], Any]] = {
-        "pace": lambda: speed.measure_pace(loaded, prompts),
+        "plan": planned,
         "greedy": lambda: lossless.check_greedy(
-            loaded, prompts, config, batch_size=several, tell=_named("greedy texts", tell), **length
+            loaded, prompts, config, max_new_tokens=done["plan"]["text_tokens"], batch_size=several, tell=tell
         ).to_dict(),
         "acceptance": lambda: accepted(0.0),
     }
@@ -290,8 +288,8 @@ def _stages(
     )
     if importlib.util.find_spec("scipy") is not None:
         stages["sampled"] = lambda: sampled.check_sampled(
-            loaded, prompts, config, tokens=settings.sampled_tokens, temperature=settings.temperature, seed=settings.seed,
-            tell=_named("sampled tokens", tell), **length,
+            loaded, prompts, config, tokens=done["plan"]["sampled_tokens"], temperature=settings.temperature,
+            seed=settings.seed, max_new_tokens=settings.max_new_tokens, tell=tell,
         ).to_dict()  # fmt: skip
     stages["acceptance sampled"] = lambda: accepted(settings.temperature)
     stages["temperatures"] = curve
@@ -309,7 +307,3 @@ def _some(prompts: Sequence[BenchPrompt], most: int) -> list[BenchPrompt]:
     )  # fmt: skip
     chosen = {id(prompt) for _, _, prompt in ranked[:most]}
     return [prompt for prompt in prompts if id(prompt) in chosen]
-
-
-def _named(stage: str, tell: Tell) -> Tell:
-    return lambda title, done, total: tell(f"{stage}: {title}" if title else stage, done, total)

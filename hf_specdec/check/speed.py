@@ -23,37 +23,14 @@ from ..tools.timing import geometric_mean
 from ..tools.trials import PLAIN, Case, Learnt, Method, Run, decode, interleave
 
 
-FEWEST_TIMED, MOST_BATCHES = 3, 2  # prompts one at a time; batches of each larger size
-ON_COST = 0.7  # a run with speculation, roughly, in plain runs
 MIXED = "mixed"
 LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 COST_TOKENS = 16
 
 
-def measure_pace(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> dict[str, float]:
-    """How long a plain token takes, so that no more is timed than there is time for."""
-    inputs = encode_batch(loaded, [prompts[0].text])
-    decode(loaded, inputs, PLAIN, COST_TOKENS // 4)
-    return {"seconds_per_token": decode(loaded, inputs, PLAIN, COST_TOKENS).seconds_per_token}
-
-
-def affordable(seconds: float, pace: float, *, tokens: int, trials: int, batch: int = 1) -> int:
-    """How many prompts, or batches of prompts, can be timed.
-
-    Args:
-        seconds: How long it may take.
-        pace: Seconds a plain token.
-        tokens: New tokens of each run.
-        trials: Runs of each side.
-        batch: Rows; a step of n rows is taken for √n steps of one, between those of a wide GPU and a small CPU.
-    """
-    case = pace * tokens * batch**0.5 * (1 + trials + ON_COST * trials)
-    return int(seconds / case)
-
-
 def measure_batch(
     loaded: LoadedModel, prompts: Sequence[BenchPrompt], method: Method, batch: int, *, max_new_tokens: int, trials: int,
-    most: int = MOST_BATCHES, draft: Any = None, tell: Tell | None = None,
+    most: int = 1, draft: Any = None, tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Decode batches plainly and with a method, in turns.
 

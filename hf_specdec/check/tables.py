@@ -87,6 +87,12 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     if prompts["left_out_too_long"]:
         longest = report["settings"]["max_prompt_tokens"]
         yield f"Prompts left out for more than {longest} tokens: {prompts['left_out_too_long']}."
+    plan, settings = report["plan"], report["settings"]
+    if plan and plan["text_tokens"] < settings["max_new_tokens"]:
+        yield (
+            f"The model is slow here ({1 / plan['seconds_per_token']:.2g} tokens/s): to stay within {settings['minutes']:g} "
+            f"minutes (--minutes), texts that aren't timed have {plan['text_tokens']} tokens, and fewer prompts are timed."
+        )
     for reason in (report["acceptance"] or {}).get("fallback_reasons", ()):
         yield f"Wholly or partly decoded plainly: {reason}."
     skipped = report["lossless"]["greedy"] and not report["lossless"]["sampled"]

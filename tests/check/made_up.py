@@ -95,6 +95,13 @@ def stages(**changes: Any) -> dict[str, Any]:
     """Everything went well."""
     forward = {str(n): 0.03 * (1 + 0.05 * (n - 1)) for n in (1, 2, 3, 4, 8, 16)}
     found: dict[str, Any] = {
+        "plan": {
+            "seconds_per_token": 0.05,
+            "text_tokens": 64,
+            "sampled_tokens": 2000,
+            "timed": {"1": 8, "8": 2},
+            "curve_prompts": 3,
+        },
         "greedy": GREEDY,
         "acceptance": [counts(name, number, 20 + 4 * number) for name in CATEGORIES for number in range(4)],
         "speed 1": speed(1),

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hf_specdec import PromptLookup, SpecConfig, SpecDecError
-from hf_specdec.check import lossless, run, sampled, speed
+from hf_specdec.check import planning, run, speed
 from hf_specdec.check.acceptance import measure_acceptance
+from hf_specdec.check.planning import plan_work
 from hf_specdec.check.prompts import Reading
 from hf_specdec.check.run import CheckSettings, run_check
 from hf_specdec.check.state import State, describe_files, fingerprint
@@ -53,6 +53,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "decode", timed)
     monkeypatch.setattr(speed, "decode", timed)
+    monkeypatch.setattr(planning, "decode", timed)
 
 
 def reading() -> Reading:
@@ -124,7 +125,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 STOPS: dict[str, BaseException] = {}
 
 
-@pytest.mark.parametrize("stopped", ["greedy", "speed 8", "temperatures"])
+@pytest.mark.parametrize("stopped", ["plan", "speed 8", "temperatures"])
 def test_an_interruption_costs_one_stage(check: Check, made_up: list[str], stopped: str) -> None:
     whole, every = check(batch_sizes=(1, 8)), list(made_up)
     made_up.clear()
@@ -138,7 +139,9 @@ def test_an_interruption_costs_one_stage(check: Check, made_up: list[str], stopp
     rest = check(batch_sizes=(1, 8), say=said.append)
     assert made_up == every  # none of them twice
     if stopped != every[0]:
-        assert said[-1].startswith("Going on behind: greedy")
+        assert said[-1].startswith("Going on behind: plan")
+    for each in (whole, rest):  # what memory is free differs from time to time
+        each["static"].pop("memory")
     assert rest | {"date": ""} == whole | {"date": ""}
 
 
@@ -182,31 +185,34 @@ def test_a_disk_that_is_full_costs_no_result(
     assert "No space left" in said[0]
 
 
-def test_a_slow_model_is_timed_on_fewer_prompts(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert speed.affordable(60, 0.1, tokens=10, trials=2) == 13
-    assert speed.affordable(60, 0.1, tokens=10, trials=2, batch=4) == 6
-    timed: dict[str, int] = {}
-    done = stages()
+def plan(pace: float, **changes: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {
+        "prompts": 24, "max_new_tokens": 64, "sampled_tokens": 2000, "batch_sizes": (1, 4), "temperatures": 3, "trials": 2,
+        "timed_prompts": 12, "curve_prompts": 3,
+    }  # fmt: skip
+    return plan_work(pace, 9, **(usual | changes))
 
-    def batch(loaded: Any, prompts: Any, method: Any, size: int, *, most: int, **_: Any) -> Any:
-        timed[f"batch {size}"] = len(prompts) if size == 1 else most
-        return done["speed 1" if size == 1 else "speed 8"]
 
-    def temperatures(loaded: Any, prompts: Any, *_: Any, **__: Any) -> Any:
-        timed["temperatures"] = len(prompts)
-        return done["temperatures"]
+def test_a_quick_model_is_measured_in_full() -> None:
+    found = plan(0.005)
+    assert (found["text_tokens"], found["sampled_tokens"], found["curve_prompts"]) == (64, 2000, 3)
+    assert found["timed"] == {"1": 12, "4": 2}
+    assert plan(0.0)["timed"] == found["timed"]  # a clock that stands still
 
-    monkeypatch.setattr(speed, "measure_batch", batch)
-    monkeypatch.setattr(speed, "measure_temperatures", temperatures)
-    monkeypatch.setattr(speed, "measure_pass_costs", lambda *_: done["costs"])
-    monkeypatch.setattr(run, "measure_acceptance", lambda *_, **__: done["acceptance"])
-    for module, name in ((lossless, "check_greedy"), (sampled, "check_sampled")):
-        result = done[name.removeprefix("check_")]
-        monkeypatch.setattr(module, name, lambda *_, result=result, **__: SimpleNamespace(to_dict=lambda: result))
-    for pace, expected in ((1e-4, (4, 2, 3)), (1000.0, (3, 1, 1))):
-        monkeypatch.setattr(speed, "measure_pace", lambda *_, pace=pace: {"seconds_per_token": pace})
-        assert check()["problems"] == {}
-        assert (min(timed["batch 1"], 4), timed["batch 2"], timed["temperatures"]) == expected
+
+def test_a_slow_model_is_measured_less() -> None:
+    found = plan(0.1)
+    assert 24 < found["text_tokens"] < 64
+    assert 800 < found["sampled_tokens"] < 2000
+    assert 3 <= found["timed"]["1"] < 12
+    slowest = plan(100.0)
+    assert (slowest["text_tokens"], slowest["sampled_tokens"], slowest["curve_prompts"]) == (24, 800, 1)
+    assert slowest["timed"] == {"1": 3, "4": 1}
+
+
+def test_a_plan_never_asks_for_more_than_was_said() -> None:
+    found = plan(100.0, max_new_tokens=8, sampled_tokens=20, timed_prompts=2)
+    assert (found["text_tokens"], found["sampled_tokens"], found["timed"]["1"]) == (8, 20, 2)
 
 
 def test_ctrl_c_inside_a_benchmark(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
