@@ -150,7 +150,7 @@ def run_check(
         settings.target, settings.draft, dtype=settings.dtype, batch=max(settings.batch_sizes),
         context=settings.max_prompt_tokens + settings.max_new_tokens,
     )  # fmt: skip
-    header = {
+    header: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": settings.to_dict(),
         "environment": describe_environment(),

@@ -187,10 +187,10 @@ def _categories(report: Mapping[str, Any]) -> Section | None:
     for name, each in found.items():
         if name == ALL and len(found) == 2:
             continue
-        ratio = (speeds.get(name) or {}).get("speedup") if name != ALL else _total(report)
+        ratio = _total(report) if name == ALL else (speeds.get(name) or {}).get("speedup")
         rows.append((
             name, str(each["prompts"]), _share(each["draft_acceptance_rate"]), _span(each["draft_acceptance_rate_interval"], "%"),
-            f"{each['mean_acceptance_length']:.2f}", _times(ratio and ratio["geometric_mean"]),
+            f"{each['mean_acceptance_length']:.2f}", _times(ratio["geometric_mean"] if ratio else None),
         ))  # fmt: skip
     k = report["acceptance"]["num_draft_tokens"]
     remark = (

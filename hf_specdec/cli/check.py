@@ -71,9 +71,7 @@ def check(
     trials: Annotated[int, typer.Option(min=2, help="Timed runs of each side on each prompt.")] = 2,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            help="How long it should take, roughly; fewer prompts are timed then.", show_default="9; quick: 2"
-        ),
+        typer.Option(help="How long it should take, roughly.", show_default="9; quick: 2"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="A first look in about two minutes.")] = False,
