@@ -215,12 +215,11 @@ class _Printer:
 
     def _block(self, found: Observed, *, notes: bool = False) -> None:
         from ..tools.watch.engines import TITLES as ENGINE_TITLES
-        from ..tools.watch.observe import SPOKEN
 
         when = "since it was started" if found.seconds is None else f"in {found.seconds:.0f} s"
         models = f" ({', '.join(found.models)})" if found.models else ""
         where = f", in the answer {self.source}" if self.one_answer else f" at {self.source}{models}, {when}"
-        _wrapped(f"{ENGINE_TITLES[found.engine]}{where}: {SPOKEN[found.status]}.")
+        _wrapped(f"{ENGINE_TITLES[found.engine]}{where}: {found.spoken}.")
         for name, value in _rows(found):
             print(f"  {name:<14} {value}")
         for note in found.notes() if notes else ():

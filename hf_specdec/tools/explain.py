@@ -41,7 +41,7 @@ class Conditions:
         batch: Rows.
         overhead: What a round costs besides its forwards, in plain steps.
         share: Share of the rounds that have a draft.
-        most: The longest draft that is looked at.
+        most: The longest draft that is looked at, unless more positions are given.
     """
 
     acceptance: float | tuple[float, ...]
@@ -144,7 +144,8 @@ def explain(conditions: Conditions, *, num_draft_tokens: int | None = None) -> E
     Raises:
         SpecDecError: If a number is out of its range; the message names it.
     """
-    most = max(conditions.most, num_draft_tokens or 0)
+    positions = len(conditions.acceptance) if isinstance(conditions.acceptance, Sequence) else 0
+    most = max(conditions.most, num_draft_tokens or 0, positions)
     conditions = replace(conditions, most=most)
     lengths = tuple(_length_gain(conditions, k) for k in range(most + 1))
     costs: dict[str, Any] = {"batch": conditions.batch, "overhead": conditions.overhead}

@@ -63,7 +63,7 @@ def conditions_of(
     """
     try:
         return (_from_check if record["kind"] == "check" else _from_bench)(record, method, batch)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
         if isinstance(error, SpecDecError):
             raise
         raise SpecDecError(f"The report lacks what it should have ({error!r}). Write it again.") from error
@@ -79,7 +79,7 @@ def _from_check(record: Mapping[str, Any], method: str | None, batch: int | None
     costs = {int(size): each for size, each in (record.get("costs") or {}).items()}
     size = min(costs, default=1) if batch is None else batch
     found: dict[str, Any] = {
-        "acceptance": tuple(acceptance["per_position"]),
+        "acceptance": tuple(map(float, acceptance["per_position"])),
         "batch": size,
         "share": _drafting_share(sources),
     }

@@ -101,6 +101,7 @@ def test_without_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (["--acceptance", "1.5"], "from 0 to 1, got 1.5"),
         (["--acceptance", "nan"], "from 0 to 1, got nan"),
+        (["--acceptance", ",".join(["0.9"] * 40 + ["inf"])], "from 0 to 1, got inf"),
         (["--cost-ratio", "-1"], "draft step must be"),
         (["--verify-cost", "0,1"], "positive numbers"),
         (["--plot", "gain.bmp"], "must end in .png"),

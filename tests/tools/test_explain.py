@@ -132,7 +132,9 @@ class TestReports:
             ({"schema_version": 7}, "schema version 7, not 1"),
             ({"acceptance": None}, "measured no acceptance"),
             ({"acceptance": {"per_position": [0.5, "x"]}, "costs": {"1": {}}}, "lacks what it should have"),
+            ({"acceptance": {"per_position": [0.5, "x"], "steps_by_source": {}}}, "lacks what it should have"),
             ({"costs": {"one": {}}}, "lacks what it should have"),
+            ({"costs": {"1": {"forward": {"1": 0.0}, "draft_step": 0.1}}}, "lacks what it should have"),
         ],
     )
     def test_broken_reports(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -159,6 +159,15 @@ class TestStatus:
         assert found.status == "idle"
         assert "Send it some requests" in found.notes()[0]
 
+    def test_not_used_meanwhile(self) -> None:
+        before = metrics("vllm_after")
+        after = before.replace(
+            'generation_tokens_total{engine="0",model_name="Qwen/Qwen3-8B"} 11260.0', "generation_tokens_total 12000"
+        )
+        found = between(read_metrics(before), read_metrics(after), 10.0)
+        assert (found.status, found.spoken) == ("unused", "loaded but not used meanwhile")
+        assert "740 tokens were generated" in found.notes()[0]
+
     def test_old_llama_cpp_does_not_count(self) -> None:
         found = since_start(read_metrics("llamacpp:tokens_predicted_total 5000\n"), says=True)
         assert found.status == "unknown"
@@ -205,6 +214,7 @@ class TestMalformed:
             ("vllm:spec_decode_num_drafts_total NaN\nvllm:spec_decode_num_draft_tokens_total 3\n", "says nan"),
             ("llamacpp:tokens_predicted_total -3\n", "says -3, which is no count"),
             ("llamacpp:tokens_predicted_total +Inf\n", "says inf"),
+            ("llamacpp:tokens_predicted_total 1e308\n", "says 1e\\+308"),
             ("vllm:spec_decode_num_draft_tokens_total 30\n", "are missing"),
             ("vllm:generation_tokens_total 1\nsglang:generation_tokens_total 1\n", "Choose one with --engine"),
             (
@@ -435,6 +445,7 @@ class TestOneAnswer:
             ('{"timings": {"predicted_n": 4, "draft_n": -1}}', "`draft_n` in the answer must be a count"),
             ('{"metrics": {"speculative_decoding": {}}}', "`num_spec_steps` in the answer must be a count, got None"),
             ('{"timings": {"predicted_n": NaN}}', "must be a count, got nan"),
+            ('{"timings": {"predicted_n": 1%s}}' % ("0" * 400), "must be a count"),
         ],
     )
     def test_malformed(self, text: str, message: str) -> None:

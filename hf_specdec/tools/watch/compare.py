@@ -18,6 +18,7 @@ FAR = 0.8  # of what was measured
 TOLERANCE = 0.05  # other prompts of the same kind differ by as much
 LONGER = 0.1  # the same for a length, as a share
 FEWEST_STEPS = 50
+MOST_LENGTH = 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def compare(observed: Observed, acceptance: Mapping[str, Any]) -> Comparison:
         )
     try:
         return _by_rate(observed, acceptance) or _by_length(observed, acceptance)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         if isinstance(error, SpecDecError):
             raise
         raise SpecDecError(f"The acceptance in the report can't be read ({error!r}). Write it again.") from error
@@ -105,8 +106,10 @@ def _by_length(observed: Observed, acceptance: Mapping[str, Any]) -> Comparison:
     length = observed.mean_acceptance_length
     if length is None:
         return Comparison(NOT_COMPARED)
-    known = float(acceptance["mean_acceptance_length"])
-    low, high = acceptance.get("mean_acceptance_length_interval") or (known, known)
+    known = _checked(acceptance["mean_acceptance_length"], MOST_LENGTH)
+    low, high = (
+        _checked(each, MOST_LENGTH) for each in acceptance.get("mean_acceptance_length_interval") or (known, known)
+    )
     verdict = _verdict((length, length), (low, high), LONGER * known)
     hints = _hints(observed, acceptance, None) if verdict in (BELOW, FAR_BELOW) else ()
     return Comparison(verdict, "mean_acceptance_length", length, (length, length), (low, high), hints)
@@ -114,19 +117,27 @@ def _by_length(observed: Observed, acceptance: Mapping[str, Any]) -> Comparison:
 
 def _expected_rates(engine: str, acceptance: Mapping[str, Any], length: float | None) -> tuple[float, float]:
     """From the lowest to the highest rate that the check lets expect, greedy and with this engine's rule for sampling."""
-    measured = float(acceptance["draft_acceptance_rate"])
-    low, high = acceptance.get("draft_acceptance_rate_interval") or (measured, measured)
+    measured = _checked(acceptance["draft_acceptance_rate"])
+    low, high = (_checked(each) for each in acceptance.get("draft_acceptance_rate_interval") or (measured, measured))
     known = acceptance.get("num_draft_tokens")
-    tokens = round(length) if length else known
-    by_position = acceptance.get("per_position") or []
+    tokens = round(length or _checked(known or 0, MOST_LENGTH))
+    by_position = [_checked(each) for each in acceptance.get("per_position") or ()]
     rates = [measured]
     if by_position and tokens and tokens != known:
         rates = [_rate(by_position, tokens)]
     sampled = (acceptance.get("families") or {}).get(FAMILIES[engine])
     if sampled is not None and tokens:
-        rates.append(_rate([sampled], tokens))
+        rates.append(_rate([_checked(sampled)], tokens))
     below, above = measured - low, high - measured
     return max(min(rates) - below, 0.0), min(max(rates) + above, 1.0)
+
+
+def _checked(value: Any, most: float = 1.0) -> float:
+    """A number of the report, from 0 to `most`."""
+    number = float(value)
+    if not 0 <= number <= most:
+        raise ValueError(f"{value!r} is out of range")
+    return number
 
 
 def _rate(chances: Sequence[float], tokens: int) -> float:

@@ -23,6 +23,7 @@ from ...errors import SpecDecError
 
 
 SHORT = 80
+MOST = 1e18  # no counter is larger
 ROUNDING, FEW = 1.02, 16  # what is derived from counters of different moments may be off by
 
 
@@ -137,13 +138,13 @@ class _Counters:
         """The sum over its series (engines, models), or `None` if there is none."""
         rows = self.rows(name)
         for _, value in rows:
-            if not 0 <= value < math.inf:
+            if not 0 <= value < MOST:
                 raise SpecDecError(f"The counter {self.prefix}{name} says {value:g}, which is no count.")
         return math.fsum(value for _, value in rows) if rows else None
 
     def gauge(self, name: str) -> float | None:
         """The mean over its series, those left out that have nothing to say (0 or NaN)."""
-        values = [value for _, value in self.rows(name) if 0 < value < math.inf]
+        values = [value for _, value in self.rows(name) if 0 < value < MOST]
         return math.fsum(values) / len(values) if values else None
 
     def by(self, name: str, label: str) -> dict[float, float]:
@@ -154,7 +155,7 @@ class _Counters:
                 place = float(labels[label])
             except (KeyError, ValueError):
                 raise SpecDecError(f"A series of {self.prefix}{name} has no number in its label {label!r}.") from None
-            if not 0 <= value < math.inf:
+            if not 0 <= value < MOST:
                 raise SpecDecError(f"The counter {self.prefix}{name} says {value:g}, which is no count.")
             found[place] = found.get(place, 0.0) + value
         return found

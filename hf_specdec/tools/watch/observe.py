@@ -55,6 +55,7 @@ class Observed:
         exposed: Whether the server has counters of speculation.
         says: What it says of itself elsewhere, where the counters can't tell.
         restarted: Whether the counters went back, so that they were taken to start from zero.
+        ever: Whether it drafted at any time since its start.
         rounded: Whether the counters are given with too few digits for so short a time.
         rate_now: A gauge's rate, where counts don't give one.
         length_now: A gauge's tokens a step, likewise.
@@ -67,6 +68,7 @@ class Observed:
     exposed: bool
     says: bool | None = None
     restarted: bool = False
+    ever: bool = False
     rounded: bool = False
     rate_now: float | None = None
     length_now: float | None = None
@@ -141,6 +143,11 @@ class Observed:
             return 1 + self.counts.accepted / steps
         return self.length_now if self.status == ACTIVE else None
 
+    @property
+    def spoken(self) -> str:
+        """The status in words."""
+        return "loaded but not used meanwhile" if self.status == UNUSED and self.ever else SPOKEN[self.status]
+
     def notes(self) -> list[str]:
         """What a reader has to know, one sentence each."""
         title, tokens = TITLES[self.engine], self.counts.tokens or 0
@@ -156,7 +163,10 @@ class Observed:
             notes.append(f"Sums over the models {', '.join(self.models)}; choose one with --model.")
         status = self.status
         if status == UNUSED:
-            notes.append(f"Loaded but never used: {many}. {LOOK[self.engine]}")
+            if self.ever:
+                notes.append(f"It was used before, but not meanwhile: {many}. Is it limited to small batches?")
+            else:
+                notes.append(f"Loaded but never used: {many}. {LOOK[self.engine]}")
         elif status == OFF:
             notes.append(f"{SIGN_OF_OFF[self.engine]} Is it switched on? The option is {SWITCH[self.engine]}.")
         elif status == IDLE:
@@ -258,6 +268,7 @@ def _observed(
         exposed=reading.exposed,
         says=says,
         restarted=restarted,
+        ever=bool(reading.counts.steps),
         rate_now=reading.rate_now,
         length_now=reading.length_now,
     )

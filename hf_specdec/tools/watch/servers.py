@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import SpecDecError
-from .engines import Counts, Reading, read_metrics
+from .engines import MOST, Counts, Reading, read_metrics
 from .fetch import TIMEOUT, FetchError, at, check_url, fetch
 
 
@@ -17,7 +17,7 @@ HOW = {
     "vllm": "vLLM serves /metrics by itself unless --disable-log-stats is given.",
     "sglang": "SGLang needs --enable-metrics for them.",
     "llama-cpp": "llama.cpp needs --metrics for them.",
-    "tgi": "TGI serves them on its --prometheus-port, or the port itself.",
+    "tgi": "TGI has them at the port of its router.",
 }
 ABSENT = (404, 405, 501)  # what servers answer that have no metrics, or have them switched off
 
@@ -191,7 +191,7 @@ def _count(found: Mapping[str, Any], name: str, default: float | None = None) ->
 
 
 def _number(value: Any) -> float | None:
-    """A finite number from 0, or `None`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    """A number from 0 that may be a count, or `None`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST:
         return None
     return float(value)
