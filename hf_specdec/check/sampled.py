@@ -35,6 +35,7 @@ from .significance import ALPHA, POWER, StatisticalTest, judged, library
 Tell = Callable[[str, int, int], None]
 DEFAULT_TOKENS = 3000
 RERUN = 4  # times as many tokens where a first look finds something
+CERTAIN = 1e-9  # p-value that needs no more tokens
 LEAST_TOKENS, LEAST_DRAFTED = 500, 100  # for a pass to mean something
 
 
@@ -48,7 +49,7 @@ class SampledResult:
         temperature: Temperature of the sampling.
         tokens: Tokens that the verdict is about.
         tests: The tests on them.
-        rerun: Whether a first sample looked off, so that the verdict is about a fresh one, four times as large.
+        rerun: Whether a first sample looked off, so that the verdict is about a fresh one.
         false_alarm: Chance that a lossless run fails.
         power: What is found how surely: `probability` (0.9), and for each kind of deviation the smallest that is found
             with it, `None` where it can't be told. `draft_share`: how much too often or too seldom the draft's tokens
@@ -87,14 +88,15 @@ def check_sampled(
 ) -> SampledResult:  # fmt: skip
     """Sample with speculation and test whether the tokens follow the target's distribution.
 
-    Where a test finds something, a fresh sample four times as large decides: both must fail for a failure.
+    Where a test finds something, a fresh sample decides: both must fail for a failure. It is four times as large, or ends
+    early where nothing is left to doubt.
 
     Args:
         loaded: The target and its tokenizer.
         prompts: What to continue, over and over until there are enough tokens.
         config: The user's settings of speculation; the seed is replaced, and with an adaptive draft length every second
             batch has a fixed one, as in `check_greedy`.
-        tokens: How many tokens to look at, roughly; four times as many where the first look finds something.
+        tokens: How many tokens to look at, roughly; up to four times as many again where the first look finds something.
         temperature: Temperature of the sampling; other settings are the model's own (`generation_config`).
         seed: Seed of the run. With a fixed draft length the same seed gives the same result.
         batch_size: Texts to decode at once.
@@ -155,9 +157,9 @@ class _Sample:
         self.fallbacks: list[str] = []
         self.evidence = Evidence(half, self.free, torch.Generator().manual_seed(_seed(seed, look, 0)))
         number, queue = 0, itertools.cycle(range(len(self.rows)))
-        while self.evidence.tokens < tokens:
+        while self.evidence.tokens < tokens and not (look and self._certain(tokens // RERUN)):
             if self.tell is not None:
-                title = "sampled: a second look, four times as large" if look else "sampled: with speculation"
+                title = "sampled: a second look" if look else "sampled: with speculation"
                 self.tell(title, self.evidence.tokens, tokens)
             number += 1
             self._batch(list(itertools.islice(queue, self.batch_size)), number, _seed(seed, look, number))
@@ -185,6 +187,11 @@ class _Sample:
                 logits = _fitted(logits_behind(self.draft, prompt, text), scores)
                 draft_scores = processed(logits, prompt, text, processors)
             self.evidence.add(scores, text, where, draft_scores)
+
+    def _certain(self, least: int) -> bool:
+        """Whether so many tokens were looked at, and a test failed beyond doubt."""
+        enough = self.evidence.tokens >= least
+        return enough and any(test.p_value < CERTAIN for test in self.evidence.tests())
 
     def too_little(self, power: dict[str, float | None]) -> list[str]:
         """Why a pass would mean nothing."""

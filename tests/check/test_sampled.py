@@ -23,7 +23,7 @@ from .tiny_pair import PROMPTS, tiny_pair
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-QUICK: dict[str, Any] = {"tokens": 1500, "batch_size": 24, "max_new_tokens": 32}
+QUICK: dict[str, Any] = {"tokens": 1000, "batch_size": 16, "max_new_tokens": 64}
 
 
 def checked(
@@ -71,7 +71,7 @@ def test_planted_faults_of_sampling_fail(fault: Any, verification: str) -> None:
     with fault():
         found = checked(verification=verification)
     assert (found.verdict, found.rerun) == ("fail", True)
-    assert found.tokens >= 4 * QUICK["tokens"]
+    assert found.tokens >= QUICK["tokens"]
     assert len(found.reasons) == sum(not test.passed for test in found.tests) > 0
 
 
