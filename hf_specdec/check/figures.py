@@ -150,8 +150,9 @@ def _draft_length(report: Mapping[str, Any], axes: Axes) -> bool:
     lengths, ratios = ([each[name] for each in found["curve"]] for name in ("num_draft_tokens", "speedup"))
     _points(axes, lengths, ratios)
     if found["best"]:
-        axes.plot([found["best"]], [ratios[lengths.index(found["best"])]], "o", color=MARK, markersize=8, label="best")
-        axes.legend(frameon=False, fontsize=8)
+        place = (found["best"], ratios[lengths.index(found["best"])])
+        axes.plot(*place, "o", color=MARK, markersize=8)
+        axes.annotate("best", place, (0, 7), textcoords="offset points", ha="center", color=INK)
     _at_one(axes)
     axes.set_xticks(lengths)
     _labels(axes, "draft tokens a round", "predicted speed-up (×)")
@@ -190,7 +191,8 @@ def _points(
         x, y, yerr=None if spans is None else _whiskers(y, spans), color=LINE, marker="o", markersize=4.5, capsize=3,
         elinewidth=1,
     )  # fmt: skip
-    axes.set_ylim(bottom=0)
+    tops = [*y, *(high for _, high in spans or ())]
+    axes.set_ylim(0, 1.2 * max(*tops, 1.0))
 
 
 def _whiskers(values: Sequence[float], spans: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -201,7 +203,7 @@ def _whiskers(values: Sequence[float], spans: Sequence[Sequence[float]]) -> list
 
 
 def _at_one(axes: Axes) -> None:
-    axes.axhline(1.0, color=MARK, lw=1, ls="--", zorder=0)
+    axes.axhline(1.0, color=MARK, lw=1, ls="--", zorder=1)
 
 
 def _labels(axes: Axes, x: str, y: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..selection.ranking import size
 from ..tools.suites import ALL, BUILT_IN
 from .verdict import failures
 
@@ -108,7 +109,7 @@ def conditions(report: Mapping[str, Any]) -> str:
     parts = [str(target["name"])]
     if "parameters" in target:
         hardware = target["hardware"] or f"{environment['cpu']}, {environment['torch_threads']} threads"
-        parts += [f"{target['parameters'] / 1e6:,.3g} M parameters", target["dtype"], hardware]
+        parts += [f"{size(target['parameters'])} parameters", target["dtype"], hardware]
         parts.append(f"draft: {report['draft'] or 'no model'}, drafter: {report['drafter']}")
         parts.append(f"{len(report['prompts']['ids'])} prompts of {report['prompts']['file']}")
         parts.append(f"up to {settings['max_new_tokens']} new tokens, {settings['trials']} trials")
@@ -226,9 +227,9 @@ def _lengths(report: Mapping[str, Any]) -> Section | None:
         (str(each["num_draft_tokens"]), f"{each['tokens']:.2f}", _times(each["speedup"])) for each in found["curve"]
     )
     others = [
-        f"{best or 'none'} at batch {size}"
-        for size, best in report["best_by_batch"].items()
-        if int(size) != found["batch"]
+        f"{best or 'none'} at batch {rows}"
+        for rows, best in report["best_by_batch"].items()
+        if int(rows) != found["batch"]
     ]
     best = f"Best: {'; '.join([str(found['best'] or 'none, do not draft'), *others])}."
     even = found["break_even"]
@@ -279,9 +280,7 @@ def _static(report: Mapping[str, Any]) -> Section:
     rows: list[tuple[str, str]] = []
     if target := found["target"]:
         kind = ", ".join(target["architectures"]) or target["model_type"]
-        rows.append(
-            ("architecture", f"{kind}, {target['parameters'] / 1e6:,.4g} M parameters, {target['layers']} layers")
-        )
+        rows.append(("architecture", f"{kind}, {size(target['parameters'])} parameters, {target['layers']} layers"))
     rows.append(("can be sped up", f"no: {found['plain_reason']}" if found["plain_reason"] else "yes"))
     if cache := found["cache"]:
         rows.append(("cache", f"{cache['bytes_per_token'] / 1024:,.4g} KiB a token and row"))
