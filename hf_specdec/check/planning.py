@@ -14,28 +14,36 @@ PACE_TOKENS = 16
 # of the time; the rest is for loading, the cost of passes, and what comes in between
 TEXTS, ONE, BATCHES, TEMPERATURES = 0.42, 0.22, 0.14, 0.08
 ON_COST = 0.7  # a run with speculation, roughly, in plain runs
-# both sides' greedy texts in batches, and acceptance twice, in plain runs of every prompt
-PASSES_OVER_TEXTS = 1.0 + 2 * ON_COST
+# of every prompt: both sides' greedy texts, in batches, and acceptance twice
+STEPS_OVER_TEXTS = 1.0 + 2 * ON_COST
+READINGS = 5  # of every prompt: these four, and the pass that every token is held against
 SAMPLED_COST = 0.5  # of a plain token: they are sampled in batches, and looked at again
 LEAST_TEXT, LEAST_SAMPLED = 24, 800  # tokens
 FEWEST_TIMED, MOST_BATCHES = 3, 2  # prompts one at a time; batches of each larger size
 
 
-def measure_pace(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> float:
-    """Seconds that a plain token takes."""
-    inputs = encode_batch(loaded, [prompts[0].text])
+def measure_pace(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> tuple[float, float]:
+    """Seconds that plain decoding takes to read a prompt, one of middle length, and for each token behind it."""
+    encoded = sorted(
+        (encode_batch(loaded, [prompt.text]) for prompt in prompts),
+        key=lambda inputs: int(inputs["input_ids"].shape[1]),
+    )
+    inputs = encoded[len(encoded) // 2]
     decode(loaded, inputs, PLAIN, PACE_TOKENS // 4)
-    return decode(loaded, inputs, PLAIN, PACE_TOKENS).seconds_per_token
+    run = decode(loaded, inputs, PLAIN, PACE_TOKENS)
+    first = run.first_token if run.first_token is not None else run.seconds_per_token
+    return first, max(run.seconds - first, 0.0) / max(run.num_tokens - 1, 1)
 
 
 def plan_work(
-    pace: float, minutes: float, *, prompts: int, max_new_tokens: int, sampled_tokens: int, batch_sizes: Sequence[int],
+    reading: float, pace: float, minutes: float, *, prompts: int, max_new_tokens: int, sampled_tokens: int, batch_sizes: Sequence[int],
     temperatures: int, trials: int, timed_prompts: int, curve_prompts: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Decide how much to measure.
 
     Args:
-        pace: Seconds a plain token takes.
+        reading: Seconds that it takes to read a prompt.
+        pace: Seconds for each plain token behind it.
         minutes: How long all of it should take, roughly.
         prompts: How many there are.
         max_new_tokens: Most new tokens a prompt.
@@ -47,17 +55,18 @@ def plan_work(
         curve_prompts: Most prompts at each temperature.
 
     Returns:
-        `seconds_per_token`, `text_tokens` (new tokens of the texts that aren't timed), `sampled_tokens`, `timed` (prompts
+        `seconds_per_prompt`, `seconds_per_token`, `text_tokens` (new tokens of the texts that aren't timed), `sampled_tokens`, `timed` (prompts
             at batch 1, batches at other sizes, by size), `curve_prompts`.
     """
     seconds = minutes * 60
-    texts = pace * (prompts * max_new_tokens * PASSES_OVER_TEXTS + sampled_tokens * SAMPLED_COST)
-    scale = min(TEXTS * seconds / max(texts, 1e-9), 1.0)
+    texts = pace * (prompts * max_new_tokens * STEPS_OVER_TEXTS + sampled_tokens * SAMPLED_COST)
+    scale = min(max(TEXTS * seconds - READINGS * prompts * reading, 0.0) / max(texts, 1e-9), 1.0)
     larger = [size for size in batch_sizes if size > 1]
 
     def affordable(share: float, tokens: int, batch: int = 1) -> int:
         # a step of n rows is taken for √n steps of one, between those of a wide GPU and a small CPU
-        case = pace * tokens * batch**0.5 * (1 + trials + ON_COST * trials)
+        steps = pace * tokens * batch**0.5 * (1 + trials + ON_COST * trials)
+        case = steps + reading * batch * (1 + 2 * trials)
         return int(min(share * seconds / max(case, 1e-9), 1e6))
 
     timed = {
@@ -67,6 +76,7 @@ def plan_work(
         for size in batch_sizes
     }
     return {
+        "seconds_per_prompt": reading,
         "seconds_per_token": pace,
         "text_tokens": max(int(scale * max_new_tokens), min(LEAST_TEXT, max_new_tokens)),
         "sampled_tokens": max(int(scale * sampled_tokens), min(LEAST_SAMPLED, sampled_tokens)),

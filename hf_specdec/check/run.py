@@ -255,7 +255,7 @@ def _stages(
 
     def planned() -> dict[str, Any]:
         return plan_work(
-            measure_pace(loaded, prompts), settings.minutes, prompts=len(prompts), max_new_tokens=settings.max_new_tokens,
+            *measure_pace(loaded, prompts), settings.minutes, prompts=len(prompts), max_new_tokens=settings.max_new_tokens,
             sampled_tokens=settings.sampled_tokens, batch_sizes=settings.batch_sizes,
             temperatures=len(settings.temperatures), trials=settings.trials, timed_prompts=settings.timed_prompts,
             curve_prompts=settings.curve_prompts,

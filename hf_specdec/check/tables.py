@@ -91,7 +91,8 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     plan, settings = report["plan"], report["settings"]
     if plan and plan["text_tokens"] < settings["max_new_tokens"]:
         yield (
-            f"The model is slow here ({1 / plan['seconds_per_token']:.2g} tokens/s): to stay within {settings['minutes']:g} "
+            f"The model is slow here ({plan['seconds_per_prompt']:.2g} s to read a prompt, {1000 * plan['seconds_per_token']:.0f} "
+            f"ms a token): to stay within {settings['minutes']:g} "
             f"minutes (--minutes), texts that aren't timed have {plan['text_tokens']} tokens, and fewer prompts are timed."
         )
     for reason in (report["acceptance"] or {}).get("fallback_reasons", ()):

@@ -96,6 +96,7 @@ def stages(**changes: Any) -> dict[str, Any]:
     forward = {str(n): 0.03 * (1 + 0.05 * (n - 1)) for n in (1, 2, 3, 4, 8, 16)}
     found: dict[str, Any] = {
         "plan": {
+            "seconds_per_prompt": 0.1,
             "seconds_per_token": 0.05,
             "text_tokens": 64,
             "sampled_tokens": 2000,

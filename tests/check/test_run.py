@@ -185,12 +185,12 @@ def test_a_disk_that_is_full_costs_no_result(
     assert "No space left" in said[0]
 
 
-def plan(pace: float, **changes: Any) -> dict[str, Any]:
+def plan(pace: float, reading: float = 0.0, **changes: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "prompts": 24, "max_new_tokens": 64, "sampled_tokens": 2000, "batch_sizes": (1, 4), "temperatures": 3, "trials": 2,
         "timed_prompts": 12, "curve_prompts": 3,
     }  # fmt: skip
-    return plan_work(pace, 9, **(usual | changes))
+    return plan_work(reading, pace, 9, **(usual | changes))
 
 
 def test_a_quick_model_is_measured_in_full() -> None:
@@ -205,6 +205,7 @@ def test_a_slow_model_is_measured_less() -> None:
     assert 24 < found["text_tokens"] < 64
     assert 800 < found["sampled_tokens"] < 2000
     assert 3 <= found["timed"]["1"] < 12
+    assert plan(0.01, reading=3.0)["text_tokens"] < 64  # long prompts take time too
     slowest = plan(100.0)
     assert (slowest["text_tokens"], slowest["sampled_tokens"], slowest["curve_prompts"]) == (24, 800, 1)
     assert slowest["timed"] == {"1": 3, "4": 1}
