@@ -190,7 +190,9 @@ def _show_lengths(console: Console, found: Explanation) -> None:
 def _sentences(found: Explanation) -> list[str]:
     best, chosen_length = found.best, found.chosen
     if found.pays:
-        lines = [f"Best: {best.num_draft_tokens} draft tokens, {best.speedup:.2f}× plain decoding."]
+        lines = [
+            f"Best: {best.num_draft_tokens} draft token{'s'[: best.num_draft_tokens > 1]}, {best.speedup:.2f}× plain decoding."
+        ]
     else:
         lines = ["Drafting doesn't pay under these conditions, at any length: leave it off."]
     if found.break_even_acceptance is None:

@@ -183,7 +183,12 @@ def _limits(conditions: Conditions) -> dict[str, float]:
     def best(acceptance: Acceptance, draft: float, verification: float, overhead: float) -> float:
         def value(k: int) -> float:
             wider = verify_ratio(k + 1, conditions.verify_cost, conditions.batch) - 1
-            cost = 1 + verification * wider + draft * conditions.draft_cost * k + overhead * conditions.overhead
+            cost = (
+                1
+                + min(wider, verification * wider)
+                + draft * conditions.draft_cost * k
+                + overhead * conditions.overhead
+            )
             tokens = expected_tokens(acceptance, k)
             return over_all_rounds(tokens, conditions.share) / over_all_rounds(cost, conditions.share)
 
