@@ -107,7 +107,7 @@ def test_an_adaptive_length_is_checked_with_a_fixed_one_in_turns() -> None:
         return generate(*arguments, **options)
 
     with patch.object(hf_specdec, "generate", noted):
-        check_sampled(loaded, PROMPTS, SpecConfig(draft_model=draft), **QUICK)
+        check_sampled(loaded, PROMPTS, SpecConfig(draft_model=draft), **QUICK | {"tokens": 1025})
     assert [config.draft_length for config in seen] == ["fixed", "adaptive"]
     assert seen[0].seed != seen[1].seed
     assert seen[0].num_draft_tokens == 5
@@ -178,7 +178,7 @@ def test_z_is_corrected_for_skewness() -> None:
     assert not Moments(3, 0.0, 0.0, 0.0).testable
 
 
-def synthetic(seed: int, shift: float = 0.0, texts: int = 24, length: int = 40, vocabulary: int = 30) -> Evidence:
+def synthetic(seed: int, shift: float = 0.0, texts: int = 4, length: int = 240, vocabulary: int = 30) -> Evidence:
     """Tokens drawn from random distributions; with a shift, that much more often the draft's choice."""
     generator = torch.Generator().manual_seed(seed)
     evidence = Evidence(False, True, generator)
@@ -188,15 +188,15 @@ def synthetic(seed: int, shift: float = 0.0, texts: int = 24, length: int = 40, 
         p = scores.softmax(-1)
         p[torch.arange(length), draft.argmax(-1)] += shift
         tokens = torch.multinomial(p / p.sum(-1, keepdim=True), 1, generator=generator).squeeze(1).tolist()
-        where = [Place(index % 3, (index,) if index % 2 and index < vocabulary else ()) for index in range(length)]
+        where = [Place(index % 3, (index % vocabulary,) if index % 2 else ()) for index in range(length)]
         evidence.add(scores, tokens, where, draft)
     return evidence
 
 
 def test_the_level_holds() -> None:
-    """Of 300 samples one per cent may fail: 3 expected, more than 10 in one of 2000 cases."""
-    failed = sum(not all(test.passed for test in judged(synthetic(seed).tests())) for seed in range(300))
-    assert failed <= 10
+    """Of 150 samples one per cent may fail: more than 7 do so in one of 6000 cases."""
+    failed = sum(not all(test.passed for test in judged(synthetic(seed).tests())) for seed in range(150))
+    assert failed <= 7
     assert len(synthetic(0).tests()) == 12
 
 
