@@ -12,11 +12,11 @@ from ..tools.trials import PLAIN, decode
 
 PACE_TOKENS = 16
 # of the time; the rest is for loading, the cost of passes, and what comes in between
-TEXTS, ONE, BATCHES, TEMPERATURES = 0.42, 0.22, 0.14, 0.08
+TEXTS, ONE, BATCHES, TEMPERATURES = 0.36, 0.22, 0.12, 0.08
 ON_COST = 0.7  # a run with speculation, roughly, in plain runs
-# of every prompt: both sides' greedy texts, in batches, and acceptance twice
-STEPS_OVER_TEXTS = 1.0 + 2 * ON_COST
-READINGS = 5  # of every prompt: these four, and the pass that every token is held against
+# of every prompt: both sides' greedy texts, in batches, and acceptance, of half of them twice
+STEPS_OVER_TEXTS = 1.0 + 1.5 * ON_COST
+READINGS = 4.5  # of every prompt: these, and the pass that every token is held against
 SAMPLED_COST = 0.5  # of a plain token: they are sampled in batches, and looked at again
 LEAST_TEXT, LEAST_SAMPLED = 24, 800  # tokens
 FEWEST_TIMED, MOST_BATCHES = 3, 2  # prompts one at a time; batches of each larger size

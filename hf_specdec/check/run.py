@@ -247,7 +247,7 @@ def _stages(
     method = Method(settings.drafter, config)
     several = min(max(settings.batch_sizes), len(prompts))
 
-    def accepted(temperature: float) -> list[dict[str, Any]]:
+    def accepted(prompts: Sequence[BenchPrompt], temperature: float) -> list[dict[str, Any]]:
         return measure_acceptance(
             loaded, prompts, config, num_draft_tokens=settings.num_draft_tokens, temperature=temperature,
             seed=settings.seed, tell=tell, max_new_tokens=done["plan"]["text_tokens"],
@@ -280,7 +280,7 @@ def _stages(
         "greedy": lambda: lossless.check_greedy(
             loaded, prompts, config, max_new_tokens=done["plan"]["text_tokens"], batch_size=several, tell=tell
         ).to_dict(),
-        "acceptance": lambda: accepted(0.0),
+        "acceptance": lambda: accepted(prompts, 0.0),
     }
     stages |= {f"speed {size}": lambda size=size: timed_batch(size) for size in settings.batch_sizes}  # type: ignore[misc]
     stages["costs"] = lambda: speed.measure_pass_costs(
@@ -291,7 +291,7 @@ def _stages(
             loaded, prompts, config, tokens=done["plan"]["sampled_tokens"], temperature=settings.temperature,
             seed=settings.seed, max_new_tokens=settings.max_new_tokens, tell=tell,
         ).to_dict()  # fmt: skip
-    stages["acceptance sampled"] = lambda: accepted(settings.temperature)
+    stages["acceptance sampled"] = lambda: accepted(_some(prompts, settings.timed_prompts), settings.temperature)
     stages["temperatures"] = curve
     return stages
 

@@ -168,7 +168,8 @@ def _speed(report: Mapping[str, Any]) -> Section | None:
         return None
     refused = (each["on"]["refused"] for each in report["speed"].values() if each["on"])
     timed = ", ".join(
-        f"{len(each['cases'])} {'prompts' if batch == '1' else f'batches of {batch}'}"
+        _counted(len(each["cases"]), *(("prompt", "prompts") if batch == "1" else ("batch", "batches")))
+        + ("" if batch == "1" else f" of {batch}")
         for batch, each in report["speed"].items()
     )
     remarks = (f"Timed in turns: {timed}.", *(why for why in refused if why))
@@ -261,7 +262,7 @@ def _temperatures(report: Mapping[str, Any]) -> Section | None:
         for each in found
     )  # fmt: skip
     remarks = tuple(dict.fromkeys(each["refused"] for each in found if each["refused"]))
-    cases = f"{found[0]['cases']} prompts, one at a time." if found else ""
+    cases = f"{_counted(found[0]['cases'], 'prompt', 'prompts')}, one at a time." if found else ""
     titles = ("temperature", "speed-up", "tok/step")
     return Section("By temperature", titles, rows, (cases, *remarks), "temperature") if rows else None
 
@@ -309,6 +310,10 @@ def _bad(report: Mapping[str, Any]) -> Section | None:
     more = report["prompts"]["num_bad_records"] - len(rows)
     remarks = (f"And {more} more.",) if more > 0 else ()
     return Section("Records that are no prompts", ("line", "why"), rows, remarks) if rows else None
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _share(rate: float | None) -> str:

@@ -10,6 +10,7 @@ from ..tools.suites import ALL
 
 ON, WITH_SETTINGS, OFF = "on", "on with settings", "off"
 LEAST_GAIN = 1.05  # less isn't worth a second code path in production
+LOSS = 1 / LEAST_GAIN  # between the two a few runs can't tell
 PAYS, NO_GAIN, UNKNOWN = "pays", "no gain", "unknown"
 INTERRUPTED = 130  # what shells report for Ctrl-C
 
@@ -116,7 +117,9 @@ def _spoken(batch: int, speed: Mapping[str, Any], judged: str) -> str:
         why = (speed["on"] or {}).get("refused") or "nothing was measured."
         return f"Batch {batch}: {why}"
     ratio = speed["on"]["speedup"]
-    spread = f"half of the prompts {ratio['q1']:.2f} – {ratio['q3']:.2f}, worst {ratio['worst']:.2f}"
+    spread = f"half of the {'prompts' if batch == 1 else 'batches'} {ratio['q1']:.2f} – {ratio['q3']:.2f}, worst {ratio['worst']:.2f}"
+    if ratio["cases"] == 1:
+        spread = f"of one {'prompt' if batch == 1 else 'batch'} alone"
     word = "" if judged == PAYS else f" (less than {LEAST_GAIN}, or not sure)"
     return f"Batch {batch}: {ratio['geometric_mean']:.2f} × plain decoding{word}; {spread}."
 
@@ -138,10 +141,10 @@ def _losses(report: Mapping[str, Any]) -> list[str]:
     found = []
     curves = report["curves"]
     clock = (report["speed"].get("1", {}).get("on") or {}).get("speedup")
-    short = [each["tokens"] for each in curves["output_length"] if each["speedup"] < 1] if clock else []
+    short = [each["tokens"] for each in curves["output_length"] if each["speedup"] < LOSS] if clock else []
     if short:
         found.append(f"Outputs of {', '.join(map(str, short))} tokens lose.")
-    hot = [each["temperature"] for each in curves["temperature"] if not each["refused"] and each["speedup"] < 1]
+    hot = [each["temperature"] for each in curves["temperature"] if not each["refused"] and each["speedup"] < LOSS]
     if hot:
         found.append(f"It loses at temperature {', '.join(f'{each:g}' for each in hot)}.")
     lengths = report["draft_length"]
