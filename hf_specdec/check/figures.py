@@ -55,6 +55,7 @@ def draw_figures(report: Mapping[str, Any]) -> dict[str, str]:
     import matplotlib
     from cycler import cycler
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawings: dict[str, tuple[str, Callable[[Mapping[str, Any], Axes], bool]]] = {
         "speed": ("Speed-up by batch size, with 95 % intervals", _speed),
@@ -70,7 +71,9 @@ def draw_figures(report: Mapping[str, Any]) -> dict[str, str]:
             bars = (
                 min(len((report["acceptance"] or {}).get("by_category", ())), MOST_BARS) if name == "categories" else 0
             )
-            figure = Figure(figsize=(WIDTH, max(HEIGHT, 0.9 + BAR * bars)), layout="constrained")
+            figure = Figure(
+                figsize=(WIDTH, max(HEIGHT, 0.9 + BAR * bars)), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+            )
             if draw(report, figure.subplots()):
                 file = io.StringIO()
                 figure.savefig(file, format="svg", metadata={"Date": None})
