@@ -33,7 +33,7 @@ from .significance import ALPHA, POWER, StatisticalTest, judged, library
 
 
 Tell = Callable[[str, int, int], None]
-DEFAULT_TOKENS = 3000
+DEFAULT_TOKENS = 2000
 RERUN = 4  # times as many tokens where a first look finds something
 CERTAIN = 1e-9  # p-value that needs no more tokens
 LEAST_TOKENS, LEAST_DRAFTED = 500, 100  # for a pass to mean something
