@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SpecDecError
-from . import bench, demo, drafts, env, explain, export, generate, watch
+from . import bench, check, demo, drafts, env, explain, export, generate, watch
 
 
 EXAMPLES = """Examples:
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.command("check", epilog=check.EXAMPLES)(check.check)
 app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("export", epilog=export.EXAMPLES)(export.export)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .arguments import batch_sizes_of, names_of, try_places
 from .formats import Format, FormatOption
 
 
@@ -89,7 +90,7 @@ def bench(
         raise typer.BadParameter("--json - prints JSON, which can't go with --format quiet.")
     output = Format.JSON if json_to == "-" else output
     json_to = None if json_to == "-" else json_to
-    sizes = _numbers(batch)
+    sizes = batch_sizes_of(batch)
     from ..selection.load import load_draft
     from ..tools.bench import BenchSettings, choose_methods, run_bench
     from ..tools.demo import load_demo_model
@@ -97,7 +98,7 @@ def bench(
     from ..tools.suites import built_in_suite, read_suite
 
     settings = BenchSettings(
-        categories=tuple(_names(categories)) if categories else None,
+        categories=tuple(names_of(categories)) if categories else None,
         per_category=per_category,
         batch_sizes=sizes,
         max_new_tokens=max_new_tokens,
@@ -127,33 +128,9 @@ def bench(
     raise typer.Exit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(name) for name in _names(text))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
-        raise typer.BadParameter(f"--batch takes different numbers from 1, such as 1,8; got {text!r}.")
-    return numbers
-
-
 def _make_places(json_to: str | None, out: Path | None) -> None:
-    """Find out that nothing can be written there before the measuring, not after."""
-    from ..errors import SpecDecError
-
-    for file in [*([out / RESULTS] if out else []), *([Path(json_to)] if json_to else [])]:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new = not file.exists()
-            file.open("a").close()
-            if new:
-                file.unlink()
-        except OSError as error:
-            raise SpecDecError(f"{file} can't be written ({error.strerror}). Name another place.") from error
+    json_file = [Path(json_to)] if json_to else []
+    try_places([*([out / RESULTS] if out else []), *json_file])
 
 
 def _write(report: BenchReport, json_to: str | None, out: Path | None, *, to_stdout: bool) -> None:

@@ -344,7 +344,7 @@ class _Bench:
             failed[IDEAL] = reason(error)
             return None
 
-    def _warm_up(self, texts: Sequence[str], tokens: int, failed: dict[str, str]) -> dict[str, Learnt]:
+    def _warm_up(self, texts: Sequence[Any], tokens: int, failed: dict[str, str]) -> dict[str, Learnt]:
         """Let every method run once: kernels are chosen, memory is taken. Returns what each method has learnt."""
         inputs, title = encode_batch(self.loaded, texts), f"batch {len(texts)}: warm up"
         found = {}

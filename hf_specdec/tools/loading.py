@@ -83,12 +83,12 @@ def tokenize(loaded: LoadedModel, prompt: str | list[dict[str, Any]], *, chat: b
     return inputs
 
 
-def encode_batch(loaded: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
+def encode_batch(loaded: LoadedModel, prompts: Sequence[str | list[dict[str, Any]]]) -> dict[str, Any]:
     """Turn prompts into one batch, padded on the left.
 
     Args:
         loaded: The model and its tokenizer.
-        prompts: What the user wrote, one prompt a row.
+        prompts: What the user wrote, or the messages of a chat, one prompt a row.
 
     Returns:
         `input_ids` and `attention_mask`, int64 `[rows, longest]`, on the model's device.

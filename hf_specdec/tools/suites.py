@@ -21,11 +21,14 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """A prompt, its category, and its licence and source where they are known."""
+    """A prompt, its category, and its licence and source where they are known.
+
+    `text` is what the user wrote, or the messages of a chat up to where the model answers.
+    """
 
     id: str
     category: str
-    text: str
+    text: str | list[dict[str, Any]]
     license: str = ""
     source: str = ""
 
@@ -72,8 +75,8 @@ def read_suite(path: str | Path) -> Suite:
     """Read a user's prompts.
 
     Args:
-        path: A `.jsonl` (or `.json`) file with one object a line: `prompt`, or `turns` of which the first counts;
-            optionally `id` and `category`. Any other file is plain text with one prompt a line.
+        path: A `.jsonl` (or `.json`) file with one object a line: `prompt`, `turns` of which the first counts, or the
+            `messages` of a chat; optionally `id` and `category`. Any other file is plain text with one prompt a line.
 
     Raises:
         SpecDecError: If the file can't be read, or a line isn't a prompt; the message names the line.
@@ -113,21 +116,55 @@ def _from_json(name: str, number: int, line: str) -> BenchPrompt:
     place = f"{name}, line {number}"
     try:
         record: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SpecDecError(f"{place} isn't JSON ({error.msg}). Put one object on each line.") from error
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise SpecDecError(f"{place} isn't JSON ({reason}). Put one object on each line.") from error
+    return prompt_of(record, place, f"line {number}")
+
+
+def prompt_of(record: Any, place: str, default_id: str) -> BenchPrompt:
+    """Read one record.
+
+    Args:
+        record: A mapping with a text in `prompt`, `turns` of which the first counts, or the messages of a chat in
+            `messages` or `prompt`, whose answer at the end, if there is one, is left out; optionally `id` and `category`.
+        place: What errors call it.
+        default_id: The id of a record without one.
+
+    Raises:
+        SpecDecError: If it has no prompt, or its category is "all".
+    """
     if not isinstance(record, dict):
         raise SpecDecError(f"{place} must be a JSON object with `prompt` or `turns`, got {type(record).__name__}.")
     turns = record.get("turns")
     text = record.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
-    if not isinstance(text, str) or not text.strip():
-        raise SpecDecError(f"{place} has no prompt: it needs a text in `prompt`, or in `turns` as the first element.")
+    if text is None or isinstance(text, list):
+        text = _messages(text or record.get("messages"))
+    if not isinstance(text, list) and not (isinstance(text, str) and text.strip()):
+        raise SpecDecError(
+            f"{place} has no prompt: it needs a text in `prompt`, or in `turns` as the first element, or `messages` with "
+            "`role` and `content`."
+        )
     category = str(record.get("category") or OWN_CATEGORY)
     if category == ALL:
         raise SpecDecError(f"{place}: the category {ALL!r} is the name of the summary. Choose another.")
     return BenchPrompt(
-        id=str(record.get("id", f"line {number}")),
+        id=default_id if record.get("id") is None else str(record["id"]),
         category=category,
         text=text,
         license=str(record.get("license", "")),
         source=str(record.get("source", "")),
     )
+
+
+def _messages(given: Any) -> list[dict[str, Any]] | None:
+    """The messages up to where the model is to answer, or `None` if they aren't a chat's."""
+    if not isinstance(given, (list, tuple)) or not all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+        for each in given
+    ):
+        return None
+    asked = list(given)
+    while asked and asked[-1]["role"] == "assistant":
+        del asked[-1]
+    return asked or None
