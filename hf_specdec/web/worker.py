@@ -16,9 +16,8 @@ THREAD = "hf-specdec-demo"
 class Worker:
     """The thread that decodes, the same for every run.
 
-    A new thread would begin with an empty heap and new helpers for its matrix products: measured, the side with
-    speculation, whose rounds are the larger passes, lost a sixth of its speed. It ends with the process, in the middle of
-    a run too.
+    A new thread would begin each run with an empty heap and new helpers for its matrix products. This one ends with the
+    process, in the middle of a run too.
     """
 
     def __init__(self) -> None:
