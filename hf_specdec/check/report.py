@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..tools.measured import LEAST_TRIED
-from .acceptance import FEWEST_PROMPTS, by_category, families, summarise
+from .acceptance import DRAWS, FEWEST_PROMPTS, by_category, families, summarise
 from .lengths import draft_lengths
 from .prompts import Reading
 from .verdict import failures, recommend
 
 
 SCHEMA_VERSION = 1
-DRAWS = 2000
 TOTALS = ("draft_acceptance_rate", "mean_acceptance_length")
 MOST_BAD = 100  # records that are named one by one
 
