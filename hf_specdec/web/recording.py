@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,10 @@ from transformers.generation.streamers import BaseStreamer
 import hf_specdec
 
 from ..config import SpecConfig
-from ..drafters import recycling
 from ..engine.noise import Noise, row_keys
 from ..errors import SpecDecError
 from ..stats import SpecStats, StepEvent
+from ..tools.bench import WARM_UP_PROMPT, WARM_UP_TOKENS
 from ..tools.differences import Difference, find_difference
 from ..tools.loading import LoadedModel, encode_prompt
 from ..tools.timing import now
@@ -38,8 +38,9 @@ from .timeline import Comparison, Round, Side, Token
 from .worker import worker
 
 
-UPDATE_SECONDS = 0.3  # between two looks at a run; drawing the page takes time from it
-WARM_UP_TOKENS = 12
+UPDATE_SECONDS = 0.3  # between two looks at a run, at least
+UPDATE_SHARE = 0.015  # of a run's time that showing it may take: looks are rarer where a look takes long
+MOST_WARM_UP_PROMPT = 256  # tokens: it is ours, so a limit for visitors is none for it
 TREES = "recycling"  # the source whose drafts have branches
 
 _DEVICE = threading.Lock()  # one run at a time, whoever asks
@@ -87,10 +88,12 @@ def _recorded(
     runner = _Runner(loaded, draft, settings, limits)
     if settings.way not in family.warmed:
         yield "warm-up", found
+        own = replace(settings, prompt=WARM_UP_PROMPT)
+        first = _Runner(loaded, draft, own, replace(limits, prompt_tokens=MOST_WARM_UP_PROMPT))
         for speculative in (False, True):
-            for _ in runner.run(Side(), speculative, min(WARM_UP_TOKENS, settings.max_new_tokens)):
+            for _ in first.run(Side(), speculative, settings.max_new_tokens, stop_at=WARM_UP_TOKENS):
                 yield "warm-up", found
-        family.warmed[settings.way] = runner.learnt()
+        family.warmed[settings.way] = Learnt(loaded.model)
     runner.before = family.warmed[settings.way]
     for stage, side in (("off", found.off), ("on", found.on)):
         most = len(found.off.tokens) if stage == "on" and found.off.cut else settings.max_new_tokens
@@ -124,16 +127,18 @@ class CoupledNoise(LogitsProcessor):  # type: ignore[misc]
 
 
 class _Until(StoppingCriteria):  # type: ignore[misc]
-    """Stop at a time, or when nobody watches any more."""
+    """Stop at a time, behind so many tokens, or when nobody watches any more."""
 
-    def __init__(self, seconds: float) -> None:
-        self.end, self.reason = time.monotonic() + seconds, ""
+    def __init__(self, seconds: float, tokens: int) -> None:
+        self.end, self.tokens, self.reason = time.monotonic() + seconds, tokens, ""
         self.times = list[float]()  # of every token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self.times.append(time.perf_counter())
         if time.monotonic() > self.end:
             self.reason = "time limit"
+        elif len(self.times) >= self.tokens:
+            self.reason = "token limit"
         return torch.full((input_ids.shape[0],), bool(self.reason), device=input_ids.device)
 
 
@@ -186,17 +191,20 @@ class _Runner:
                 f"The prompt has {len(self.prompt):,} tokens; at most {limits.prompt_tokens:,} are taken here. Shorten it."
             )
 
-    def learnt(self) -> Learnt:
-        """What warming up taught, such as costs, without the text: else a run would draft what the warm-up said."""
-        recycling.restore(self.loaded.model, recycling.Memory())
-        return Learnt(self.loaded.model)
+    def run(self, side: Side, speculative: bool, most: int, stop_at: int | None = None) -> Iterator[None]:
+        """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did.
 
-    def run(self, side: Side, speculative: bool, most: int) -> Iterator[None]:
-        """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did."""
+        Args:
+            side: What to fill.
+            speculative: Which side it is.
+            most: Most tokens.
+            stop_at: Stop behind so many all the same. A warm-up is as long as what follows to whoever plans by it, such as the
+                measurement of costs.
+        """
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if speculative and self.before is not None:  # else it would know this prompt from an earlier run
             self.before.restore()
-        until = _Until(self.limits.seconds)
+        until = _Until(self.limits.seconds, stop_at or most)
         words = Detokenizer(self.loaded.tokenizer)
         start = now(self.loaded.model.device)
 
@@ -212,20 +220,16 @@ class _Runner:
 
         decoding = worker().submit(work)
         try:
-            shown = 0.0
+            due = UPDATE_SECONDS
             while not side.done:
-                try:
-                    at, what = news.get(timeout=UPDATE_SECONDS)
-                except queue.Empty:
-                    side.seconds = seconds()
-                    yield
-                    continue
-                self._take(side, words, at, what)
-                if side.done or seconds() - shown > UPDATE_SECONDS:
+                with suppress(queue.Empty):
+                    self._take(side, words, *news.get(timeout=max(due - seconds(), 0.0)))
+                if side.done or seconds() >= due:
                     if not side.done:
                         side.seconds = seconds()
-                    shown = seconds()
+                    began = seconds()
                     yield
+                    due = seconds() + max(UPDATE_SECONDS, (seconds() - began) / UPDATE_SHARE)
         finally:
             until.end = 0.0  # if whoever watched has gone, the device is free a token later
             wait([decoding])

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_specdec.tools.bench import WARM_UP_PROMPT
 from hf_specdec.tools.loading import LoadedModel
 from hf_specdec.web.models import Family, own_family
-from hf_specdec.web.recording import WARM_UP_TOKENS
 
 from ..tiny import tiny_model
 from ..tools.tiny_chat import END, byte_tokenizer
 
 
 SURE = 12.0  # how far the right token's logit is above the others; at temperature 2 sampling strays now and then
-HELD_TOKENS = WARM_UP_TOKENS + 3
+HELD_TOKENS = 15
 SMALL = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 4096,
@@ -34,7 +34,7 @@ class Parrot:
         leader: Whose prompt it says; a draft's is known to the target alone.
         wrong_every: Every so many tokens it says something else; 0 is never.
         error: What the next forwards raise, if anything.
-        hold_at: The token of the answer, behind those of a warm-up, whose forward waits for `go`; `None` is none.
+        hold_at: The token of the answer, not a warm-up's, whose forward waits for `go`; `None` is none.
         place: Which token the last forward was for.
     """
 
@@ -67,7 +67,8 @@ class Parrot:
         if is_start:
             self.prompt = ids
         self.place = positions[-1] + 1 - len(self.prompt)
-        if self.hold_at is not None and self.place >= self.hold_at:
+        is_warm_up = self.prompt == byte_tokenizer()(WARM_UP_PROMPT)["input_ids"]
+        if self.hold_at is not None and self.place >= self.hold_at and not is_warm_up:
             assert self.go.wait(60), "nobody let it go on"
         logits = torch.zeros_like(output.logits)
         kept = logits.shape[1]
