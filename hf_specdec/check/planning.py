@@ -12,7 +12,7 @@ from ..tools.trials import PLAIN, decode
 
 PACE_TOKENS = 16
 # of the time; the rest is for loading, the cost of passes, and what comes in between
-TEXTS, ONE, BATCHES, TEMPERATURES = 0.36, 0.22, 0.12, 0.08
+TEXTS, ONE, BATCHES, TEMPERATURES = 0.34, 0.16, 0.08, 0.06
 ON_COST = 0.7  # a run with speculation, roughly, in plain runs
 # of every prompt: both sides' greedy texts, in batches, and acceptance, of half of them twice
 STEPS_OVER_TEXTS = 1.0 + 1.5 * ON_COST
@@ -20,6 +20,7 @@ READINGS = 4.5  # of every prompt: these, and the pass that every token is held 
 SAMPLED_COST = 0.5  # of a plain token: they are sampled in batches, and looked at again
 LEAST_TEXT, LEAST_SAMPLED = 24, 800  # tokens
 FEWEST_TIMED, MOST_BATCHES = 3, 2  # prompts one at a time; batches of each larger size
+FEWEST_SAMPLED = 6  # prompts
 
 
 def measure_pace(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> tuple[float, float]:
@@ -55,19 +56,30 @@ def plan_work(
         curve_prompts: Most prompts at each temperature.
 
     Returns:
-        `seconds_per_prompt`, `seconds_per_token`, `text_tokens` (new tokens of the texts that aren't timed), `sampled_tokens`, `timed` (prompts
-            at batch 1, batches at other sizes, by size), `curve_prompts`.
+        `seconds_per_prompt`, `seconds_per_token`, `text_tokens` (new tokens of the texts that aren't timed), `sampled_tokens`,
+            `sampled_prompts` (whose texts are sampled, short ones first), `timed` (prompts at batch 1, batches at other sizes, by
+            size), `timed_tokens` (most new tokens of each of them), `curve_prompts`.
     """
     seconds = minutes * 60
     texts = pace * (prompts * max_new_tokens * STEPS_OVER_TEXTS + sampled_tokens * SAMPLED_COST)
     scale = min(max(TEXTS * seconds - READINGS * prompts * reading, 0.0) / max(texts, 1e-9), 1.0)
     larger = [size for size in batch_sizes if size > 1]
 
+    def step(batch: int) -> float:
+        # of n rows it is taken for √n steps of one, between those of a wide GPU and a small CPU
+        return pace * batch**0.5 * (1 + trials + ON_COST * trials)
+
+    def read(batch: int) -> float:
+        return reading * batch * (1 + 2 * trials)
+
     def affordable(share: float, tokens: int, batch: int = 1) -> int:
-        # a step of n rows is taken for √n steps of one, between those of a wide GPU and a small CPU
-        steps = pace * tokens * batch**0.5 * (1 + trials + ON_COST * trials)
-        case = steps + reading * batch * (1 + 2 * trials)
-        return int(min(share * seconds / max(case, 1e-9), 1e6))
+        return int(min(share * seconds / max(step(batch) * tokens + read(batch), 1e-9), 1e6))
+
+    def shortened(share: float, batch: int) -> int:
+        """Tokens of a case that there is no time for otherwise."""
+        if batch == 1 or affordable(share, max_new_tokens, batch):
+            return max_new_tokens
+        return max(int((share * seconds - read(batch)) / max(step(batch), 1e-9)), min(LEAST_TEXT, max_new_tokens))
 
     timed = {
         str(size): min(max(affordable(ONE, max_new_tokens), FEWEST_TIMED), timed_prompts)
@@ -80,6 +92,8 @@ def plan_work(
         "seconds_per_token": pace,
         "text_tokens": max(int(scale * max_new_tokens), min(LEAST_TEXT, max_new_tokens)),
         "sampled_tokens": max(int(scale * sampled_tokens), min(LEAST_SAMPLED, sampled_tokens)),
+        "sampled_prompts": max(int(scale * prompts), min(FEWEST_SAMPLED, prompts)),
         "timed": timed,
+        "timed_tokens": {str(size): shortened(BATCHES / max(len(larger), 1), size) for size in batch_sizes},
         "curve_prompts": min(max(affordable(TEMPERATURES / temperatures, max_new_tokens // 2), 1), curve_prompts),
     }

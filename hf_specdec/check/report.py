@@ -27,7 +27,7 @@ def assemble(
     """Put a report together.
 
     Args:
-        header: `date`, `target`, `draft`, `drafter`, `settings`, `environment`, `static`.
+        header: `date`, `target`, `draft`, `drafter`, `settings`, `environment`, `static`, `seconds` (by stage).
         reading: The prompts that were chosen.
         stages: The finished stages, by name.
         problems: The stages that failed, and why.
@@ -53,6 +53,7 @@ def assemble(
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "check",
+        "seconds": {},
         **header,
         "prompts": {
             "file": reading.suite.name,

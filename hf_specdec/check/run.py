@@ -6,6 +6,7 @@ Every stage returns plain JSON types and is kept when it is finished; the report
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -177,12 +178,12 @@ def run_check(
     problems: dict[str, str] = {}
     interrupted = _run_stages(settings, subject, kept, problems, tell, say)
     if not interrupted and not problems:
-        stages = dict(kept.stages)
+        stages, seconds = dict(kept.stages), dict(kept.seconds)
         kept.forget()
     else:
-        stages = kept.stages
+        stages, seconds = kept.stages, kept.seconds
         say(f"What is finished is kept in {kept.path}; the same command goes on from there.")
-    return assemble(header, subject.reading, stages, problems, interrupted=interrupted)
+    return assemble(header | {"seconds": seconds}, subject.reading, stages, problems, interrupted=interrupted)
 
 
 def _prepare(settings: CheckSettings, reading: Reading, load_target: Load) -> _Subject:
@@ -222,6 +223,7 @@ def _run_stages(
         for name, run in todo.items():
             if name in kept.stages:
                 continue
+            began = time.monotonic()
             try:
                 torch.manual_seed(settings.seed)
                 result = run()
@@ -229,7 +231,7 @@ def _run_stages(
                 problems[name] = str(error) if isinstance(error, SpecDecError) else reason(error)
                 continue
             try:
-                kept.keep(name, result)
+                kept.keep(name, result, time.monotonic() - began)
             except SpecDecError as error:  # it can't go on from here, that is all
                 say(str(error))
     except KeyboardInterrupt:
@@ -265,13 +267,17 @@ def _stages(
         number = done["plan"]["timed"][str(size)]
         timed = _some(prompts, number if size == 1 else settings.timed_prompts)
         return speed.measure_batch(
-            loaded, timed, method, size, max_new_tokens=settings.max_new_tokens, trials=settings.trials, most=number,
-            draft=draft, tell=tell,
+            loaded, timed, method, size, max_new_tokens=done["plan"]["timed_tokens"][str(size)], trials=settings.trials,
+            most=number, draft=draft, tell=tell,
         )  # fmt: skip
+
+    def sampled_prompts() -> list[BenchPrompt]:
+        short_first = sorted(prompts, key=lambda prompt: len(prompt.text))  # reading takes time from the tokens
+        return _some(short_first, done["plan"]["sampled_prompts"])
 
     def curve() -> list[dict[str, Any]]:
         return speed.measure_temperatures(
-            loaded, _some(prompts, done["plan"]["curve_prompts"]), method, settings.temperatures,
+            loaded, _some(sampled_prompts(), done["plan"]["curve_prompts"]), method, settings.temperatures,
             max_new_tokens=max(settings.max_new_tokens // 2, 8), trials=settings.trials, seed=settings.seed, tell=tell,
         )  # fmt: skip
 
@@ -284,14 +290,21 @@ def _stages(
     }
     stages |= {f"speed {size}": lambda size=size: timed_batch(size) for size in settings.batch_sizes}  # type: ignore[misc]
     stages["costs"] = lambda: speed.measure_pass_costs(
-        loaded, _some(prompts, settings.curve_prompts), settings.batch_sizes, draft, tell
+        loaded,
+        _some(sampled_prompts(), settings.curve_prompts),
+        settings.batch_sizes,
+        settings.num_draft_tokens,
+        draft,
+        tell,
     )
     if importlib.util.find_spec("scipy") is not None:
         stages["sampled"] = lambda: sampled.check_sampled(
-            loaded, prompts, config, tokens=done["plan"]["sampled_tokens"], temperature=settings.temperature,
+            loaded, sampled_prompts(), config, tokens=done["plan"]["sampled_tokens"], temperature=settings.temperature,
             seed=settings.seed, max_new_tokens=settings.max_new_tokens, tell=tell,
         ).to_dict()  # fmt: skip
-    stages["acceptance sampled"] = lambda: accepted(_some(prompts, settings.timed_prompts), settings.temperature)
+    stages["acceptance sampled"] = lambda: accepted(
+        _some(sampled_prompts(), settings.timed_prompts), settings.temperature
+    )
     stages["temperatures"] = curve
     return stages
 

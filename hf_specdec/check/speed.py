@@ -25,7 +25,7 @@ from ..tools.trials import PLAIN, Case, Learnt, Method, Run, decode, interleave
 
 MIXED = "mixed"
 LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
-COST_TOKENS = 16
+COST_TOKENS, COST_PASSES = 16, 2
 
 
 def measure_batch(
@@ -172,27 +172,29 @@ def measure_temperatures(
 
 
 def measure_pass_costs(
-    loaded: LoadedModel, prompts: Sequence[BenchPrompt], batch_sizes: Sequence[int], draft: Any = None,
+    loaded: LoadedModel, prompts: Sequence[BenchPrompt], batch_sizes: Sequence[int], longest: int, draft: Any = None,
     tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What passes over 1 to 16 tokens a row cost, at each batch size; sizes that can't be measured are left out.
+    """What passes over one token a row and more cost, at each batch size; sizes that can't be measured are left out.
 
     Args:
         loaded: The target.
         prompts: The prompts whose middle is looked at.
         batch_sizes: Rows.
+        longest: Longest draft whose cost is wanted.
         draft: The draft model, if there is one.
         tell: Called with what is done now, parts done, parts in all.
     """
     found = {}
+    enough = next((width for width in CURVE_WIDTHS if width > longest), CURVE_WIDTHS[-1])
     for number, batch in enumerate(batch_sizes):
         if tell is not None:
             tell(f"batch {batch}: cost of passes", number, len(batch_sizes))
         inputs = encode_batch(loaded, [prompt.text for prompt in islice(cycle(prompts), batch)])
         plain = decode(loaded, inputs, PLAIN, COST_TOKENS)
         options = {"pad_token_id": pad_token(loaded)}
-        widths = [width * batch for width in CURVE_WIDTHS]
-        costs = measure_costs(loaded.model, inputs, plain.tokens, widths, draft, options)
+        widths = [width * batch for width in CURVE_WIDTHS if width <= enough]
+        costs = measure_costs(loaded.model, inputs, plain.tokens, widths, draft, options, COST_PASSES)
         if costs is not None:
             found[str(batch)] = {
                 "context": costs.context,

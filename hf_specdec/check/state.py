@@ -13,7 +13,7 @@ from ..errors import SpecDecError
 from ..tools.chat_model import cache_root
 
 
-FORMAT = 1
+FORMAT = 2
 
 
 def default_folder() -> Path:
@@ -37,7 +37,12 @@ def describe_files(name: str) -> list[Any] | str:
 
 
 class State:
-    """The finished stages of one check."""
+    """The finished stages of one check.
+
+    Attributes:
+        stages: Their results, by name.
+        seconds: How long they took.
+    """
 
     def __init__(self, folder: Path, key: str) -> None:
         """Read what is there.
@@ -55,24 +60,32 @@ class State:
         except OSError as error:
             raise self._unwritable(error) from error
         self.stages: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
             if known.get("format") == FORMAT:
-                self.stages = dict(known["stages"])
+                self.stages, self.seconds = dict(known["stages"]), dict(known["seconds"])
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             pass  # nothing there, or nothing that can be read: measure it anew
 
-    def keep(self, stage: str, result: Any) -> None:
+    def keep(self, stage: str, result: Any, seconds: float = 0.0) -> None:
         """Write a finished stage; a kill meanwhile leaves the file as it was.
+
+        Args:
+            stage: Its name.
+            result: What it returned.
+            seconds: How long it took.
 
         Raises:
             SpecDecError: If it can't be written.
         """
         # as it will be read, so that a check that goes on gives the same report as one that was never stopped
         self.stages[stage] = json.loads(json.dumps(result), parse_constant=lambda name: None)
+        self.seconds[stage] = round(seconds, 1)
         new = self.path.with_suffix(f".{os.getpid()}.tmp")
+        whole = {"format": FORMAT, "stages": self.stages, "seconds": self.seconds}
         try:
-            new.write_text(json.dumps({"format": FORMAT, "stages": self.stages}), encoding="utf-8")
+            new.write_text(json.dumps(whole), encoding="utf-8")
             new.replace(self.path)
         except OSError as error:
             raise self._unwritable(error) from error
@@ -84,5 +97,5 @@ class State:
 
     def forget(self) -> None:
         """Remove it: the next check measures everything anew."""
-        self.stages = {}
+        self.stages, self.seconds = {}, {}
         self.path.unlink(missing_ok=True)

@@ -93,7 +93,8 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"The model is slow here ({plan['seconds_per_prompt']:.2g} s to read a prompt, {1000 * plan['seconds_per_token']:.0f} "
             f"ms a token): to stay within {settings['minutes']:g} "
-            f"minutes (--minutes), texts that aren't timed have {plan['text_tokens']} tokens, and fewer prompts are timed."
+            f"minutes (--minutes), texts that aren't timed have {plan['text_tokens']} tokens, and fewer prompts are timed"
+            f"{_short_batches(plan)}."
         )
     for reason in (report["acceptance"] or {}).get("fallback_reasons", ()):
         yield f"Wholly or partly decoded plainly: {reason}."
@@ -101,6 +102,13 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     if skipped and not report["interrupted"] and "sampled" not in report["problems"]:
         yield "Sampling was not checked: that needs SciPy (pip install 'hf-specdec[check]')."
     yield from report["static"]["problems"]
+
+
+def _short_batches(plan: Mapping[str, Any]) -> str:
+    """Which timed runs were shortened."""
+    tokens = plan["timed_tokens"]
+    short = {size: number for size, number in tokens.items() if number < max(tokens.values())}
+    return "".join(f", batches of {size} over {number} tokens" for size, number in short.items())
 
 
 def conditions(report: Mapping[str, Any]) -> str:

@@ -19,10 +19,17 @@ hf-specdec demo
 
 hf-specdec generate Qwen/Qwen3-0.6B --prompt "Name three rivers." """
 
+
+def examples(text: str) -> str:
+    """Commands one a line, as they are."""
+    return "\b\n" + text.replace("\n\n", "\n")
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help in a third of the time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
@@ -38,6 +45,8 @@ for command in app.registered_commands:
     # a paragraph on one line, so that the terminal alone breaks lines
     paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    command.short_help = " ".join(paragraphs[0].split())
+    command.epilog = examples(command.epilog or "")
 
 
 def main() -> None:
@@ -58,7 +67,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=EXAMPLES)
+@app.callback(epilog=examples(EXAMPLES))
 def _root(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")

@@ -29,7 +29,7 @@ EXAMPLES = """Examples:
 
 hf-specdec check Qwen/Qwen3-0.6B --prompts mine.jsonl
 
-hf-specdec check ./target --draft ./draft --prompts log.csv --column question --html report.html
+hf-specdec check ./target --draft ./draft --prompts log.csv --html report.html
 
 hf-specdec check ./target --quick --format quiet
 

@@ -71,7 +71,7 @@ class ArrivalStreamer(BaseStreamer):  # type: ignore[misc]
 
 def measure_costs(
     model: Any, inputs: Mapping[str, Any], answers: Sequence[Sequence[int]], tokens: Sequence[int],
-    draft: Any = None, options: Mapping[str, Any] | None = None,
+    draft: Any = None, options: Mapping[str, Any] | None = None, passes: int = PASSES,
 ) -> Costs | None:  # fmt: skip
     """Measure isolated forwards around one batch of prompts.
 
@@ -82,6 +82,7 @@ def measure_costs(
         tokens: How many tokens, in all rows together, the forwards read; rounded up to whole rows.
         draft: The draft model, if there is one.
         options: More arguments of plain `generate`.
+        passes: How often each is measured; the median counts.
 
     Returns:
         The costs, or `None` where the answers are too short to measure a step, or the model can't run in the loop.
@@ -110,8 +111,8 @@ def measure_costs(
             measured["draft_step"] = lambda: draft_behind.forward(1)
         # the first pass warms up; with graphs the next ones run eagerly, one captures, and one replays for the first time
         warm_up = 1 if behind.runner.fast is None else CAPTURE_AFTER + 2
-        passes = [{name: measure() for name, measure in measured.items()} for _ in range(warm_up + PASSES)]
-    typical = {name: median(each[name] for each in passes[warm_up:]) for name in measured}
+        found = [{name: measure() for name, measure in measured.items()} for _ in range(warm_up + passes)]
+    typical = {name: median(each[name] for each in found[warm_up:]) for name in measured}
     forwards = {size: typical.pop(f"forward {size}") for size in sizes}
     return Costs(rows=len(texts), context=max(map(len, texts)), forward=forwards, **typical)
 

@@ -152,8 +152,9 @@ class _Page:
             shown = [*drawn, link, table, as_csv, as_json, rows, run, stop]
             light: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
             status = [headline, run, stop]
-            example.input(self.choose, example, [prompt, *controls[1:5]], **light).then(
-                self.show_recorded, example, [*answers, *drawn], **light
+            # unread by Gradio, which would log what isn't on its list
+            example.input(self.choose, example, [prompt, *controls[1:5]], preprocess=False, **light).then(
+                self.show_recorded, example, [*answers, *drawn], preprocess=False, **light
             ).then(None, js="() => window.hfSpecdec.play(true)")
             prompt.change(lambda text: title_of(text, OWN), prompt, example, **light)
             # only what changes during a run: Gradio makes every other output's component anew for each update
@@ -186,7 +187,7 @@ class _Page:
 
     # What listeners do
 
-    def choose(self, title: str) -> tuple[Any, ...]:
+    def choose(self, title: Any) -> tuple[Any, ...]:
         """An example's prompt and settings; for an own prompt everything stays."""
         found = next((each for each in examples() if each.title == title), None)
         if found is None:
@@ -292,7 +293,7 @@ class _Page:
         link = f"#{RunSettings(**found.settings).query()}"
         return [*self._drawn(found), link, pd.DataFrame(rows), *downloads, rows, *IDLE]
 
-    def show_recorded(self, title: str, request: gr.Request) -> list[Any]:
+    def show_recorded(self, title: Any, request: gr.Request) -> list[Any]:
         """The recorded run of an example, if there is one; while the session's own run is on, that one stays."""
         for recorded, found in traces():
             if found.title == title and not self.stops.get(_session(request)):

@@ -71,6 +71,7 @@ def check(folder: str, loaded: LoadedModel, tmp_path: Path, steady: None) -> Che
             "temperatures": (1.0,),
             "sampled_tokens": 40,
             "trials": 2,
+            "minutes": 30.0,
         }
         names = set(options) & set(CheckSettings.__dataclass_fields__)
         settings |= {name: options.pop(name) for name in names}
@@ -197,6 +198,8 @@ def test_a_quick_model_is_measured_in_full() -> None:
     found = plan(0.005)
     assert (found["text_tokens"], found["sampled_tokens"], found["curve_prompts"]) == (64, 2000, 3)
     assert found["timed"] == {"1": 12, "4": 2}
+    assert found["timed_tokens"] == {"1": 64, "4": 64}
+    assert found["sampled_prompts"] == 24
     assert plan(0.0)["timed"] == found["timed"]  # a clock that stands still
 
 
@@ -209,6 +212,8 @@ def test_a_slow_model_is_measured_less() -> None:
     slowest = plan(100.0)
     assert (slowest["text_tokens"], slowest["sampled_tokens"], slowest["curve_prompts"]) == (24, 800, 1)
     assert slowest["timed"] == {"1": 3, "4": 1}
+    assert slowest["timed_tokens"] == {"1": 64, "4": 24}
+    assert (found["sampled_prompts"], slowest["sampled_prompts"]) == (int(24 * found["text_tokens"] / 64), 6)
 
 
 def test_a_plan_never_asks_for_more_than_was_said() -> None:

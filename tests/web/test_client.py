@@ -300,6 +300,9 @@ def test_nothing_of_a_prompt_is_logged(
     assert httpx.get(served.url, params={"prompt": "Zanzibar"}).status_code == 200
     assert "Zanzibar" in raw.listener("from_link", "prompt=Zanzibar")
     assert "at most 3,000" in raw.listener("from_link", f"prompt={'Zanzibar' * 500}")
+    raw.listener("choose", "Zanzibar")
+    raw.listener("show_recorded", "Zanzibar")
+    raw.listener("show_round", None, "Zanzibar")
     error_of(client, "Zanzibar", temperature=9)
     error_of(client, "Zanzibar" * 500)
     assert "at most 3,000" in raw.run("Zanzibar" * 500, *rest)
