@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 EXAMPLES = """Examples:
 
-hf-specdec export vllm Qwen/Qwen3-8B --method prompt_lookup --num-draft-tokens 4
+hf-specdec export vllm ./target --draft ./draft --num-draft-tokens 4
 
-hf-specdec export llama-cpp ./target --draft ./draft --num-draft-tokens 8
+hf-specdec export tgi ./target --method prompt_lookup --num-draft-tokens 3
 
 hf-specdec export llama-cpp --from check.json --engine-version b11312
 

@@ -172,7 +172,7 @@ class _Page:
             stop.click(self.stop, None, status, **light)
             run.click(None, js="() => window.hfSpecdec.look()")
             race.click(None, js="() => (window.hfSpecdec.look(), window.hfSpecdec.play())")
-            number.change(self.show_round, [last, number], view, **light)
+            number.change(self.show_round, [last, number], view, preprocess=False, **light)
             # what stands behind a link's # goes to no server's log; older links have it behind a ?
             page.load(
                 self.from_link, link, [*prompt_and_controls, example, headline],
@@ -320,9 +320,10 @@ class _Page:
         except SpecDecError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    def show_round(self, last: dict[str, Any] | None, number: float) -> str:
+    def show_round(self, last: dict[str, Any] | None, number: Any) -> str:
         """The round that the slider stands at."""
-        return panes.round_view(Comparison.from_dict(last).on if last else Side(), int(number))
+        place = int(number) if isinstance(number, (int, float)) else 0  # an error would be logged with what was sent
+        return panes.round_view(Comparison.from_dict(last).on if last else Side(), place)
 
     def from_link(self, link: Any) -> list[Any]:
         """The settings of the link that the page was opened with; what it says wrongly is named, and left as it is."""
