@@ -4,40 +4,57 @@ from __future__ import annotations
 
 import inspect
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import SpecDecError
-from . import bench, check, demo, drafts, env, explain, export, generate, watch
 
 
+# in the order of the help; each is the function of that name in the module of that name, beside its `EXAMPLES`
+COMMANDS = ("demo", "generate", "bench", "check", "drafts", "explain", "export", "watch", "env")
 EXAMPLES = """Examples:
 
 hf-specdec demo
 
 hf-specdec generate Qwen/Qwen3-0.6B --prompt "Name three rivers." """
 
+
+class _Commands(TyperGroup):
+    """Imports a command when it is called; the list of them all is the only one that needs each."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _command(cmd_name)
+        return self.commands.get(cmd_name)
+
+
+def _command(name: str) -> Any:
+    module = import_module(f".{name}", __name__)
+    run = getattr(module, name)
+    # a paragraph on one line, so that the terminal alone breaks lines
+    paragraphs = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name, epilog=module.EXAMPLES, help="\n\n".join(" ".join(each.split()) for each in paragraphs))(run)
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
-app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
-app.command("check", epilog=check.EXAMPLES)(check.check)
-app.command("drafts", epilog=drafts.EXAMPLES)(drafts.drafts)
-app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
-app.command("export", epilog=export.EXAMPLES)(export.export)
-app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
-app.command("env", epilog=env.EXAMPLES)(env.env)
-for command in app.registered_commands:
-    # a paragraph on one line, so that the terminal alone breaks lines
-    paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
-    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def main() -> None:
@@ -51,6 +68,8 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             print("hf-specdec", version("hf-specdec"))
         except PackageNotFoundError:
