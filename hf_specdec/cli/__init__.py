@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import SpecDecError
+from ..tools.printable import printable
 
 
 # in the order of the help; each is the function of that name in the module of that name, beside its `EXAMPLES`
@@ -62,7 +63,7 @@ def main() -> None:
     try:
         app()
     except SpecDecError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", printable(" ".join(str(error).split())), file=sys.stderr)
         raise SystemExit(1) from None
 
 
