@@ -17,8 +17,8 @@ from .formats import Format, FormatOption
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..check.prompts import Reading
     from ..check.tables import Section
+    from ..tools.prompt_files import Reading
 
 QUICK: dict[str, Any] = {
     "batch_sizes": (1,), "most_prompts": 8, "timed_prompts": 5, "max_new_tokens": 32, "temperatures": (1.0,),
@@ -122,8 +122,8 @@ def check(
 
 
 def _read(prompts: str | None, column: str | None) -> Reading:
-    from ..check.prompts import JSON_LINES, Reading, read_prompts
     from ..tools.printable import printable
+    from ..tools.prompt_files import JSON_LINES, Reading, read_prompts
     from ..tools.suites import built_in_suite
 
     if prompts is None:
