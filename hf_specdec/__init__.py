@@ -7,7 +7,6 @@ used, so that the command line starts without torch.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .config import SpecConfig
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
     from .routing import last_stats, reset
     from .selection.pair import load_pair
 
-try:
-    __version__ = version("hf_specdec")
-except PackageNotFoundError:  # a source tree that isn't installed
-    __version__ = "0+unknown"
+    __version__: str
 
 _LAZY = {
     "CrossVocabulary": "drafters",
@@ -47,9 +43,20 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # reads e-mail headers, which takes a while to import
+
+    try:
+        return version("hf_specdec")
+    except PackageNotFoundError:  # a source tree that isn't installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

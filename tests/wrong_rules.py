@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from hf_specdec.engine.verify import Verdict, accept_block, accept_tokens
+
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Verdict]
 
 
 def resample_from_p(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: Tensor) -> Verdict:
@@ -13,13 +18,21 @@ def resample_from_p(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform
     return Verdict(accepted, p[torch.arange(len(p)), accepted])
 
 
-def no_residual(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: Tensor) -> Verdict:
+def without_residual(rule: Rule) -> Rule:
     """Keep the rejected token out and renormalise p, as if the draft had been a point mass."""
-    accepted, rows = accept_tokens(p, q, draft, counts, uniform).accepted, torch.arange(len(p))
-    weights = p[rows, accepted].clone()
-    rejected = torch.nn.functional.pad(draft, (0, 1))[rows, accepted]
-    weights[rows, rejected] = torch.where(accepted < counts, 0.0, weights[rows, rejected])
-    return Verdict(accepted, weights + 1e-30)
+
+    def changed(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: Tensor) -> Verdict:
+        accepted, rows = rule(p, q, draft, counts, uniform).accepted, torch.arange(len(p))
+        weights = p[rows, accepted].clone()
+        rejected = torch.nn.functional.pad(draft, (0, 1))[rows, accepted]
+        weights[rows, rejected] = torch.where(accepted < counts, 0.0, weights[rows, rejected])
+        return Verdict(accepted, weights + 1e-30)
+
+    changed.__name__ = "no_residual"
+    return changed
+
+
+no_residual = without_residual(accept_tokens)
 
 
 def first_failure(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: Tensor) -> Verdict:

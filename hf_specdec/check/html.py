@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..tools.drawing import has_matplotlib
-from .tables import Section, code_line, conditions, headline, notes, sections
+from .tables import Section, code_line, conditions, headline, notes, reasons, sections
 
 
 class Html(str):
@@ -42,7 +42,6 @@ def to_html(report: Mapping[str, Any]) -> str:
 
         figures = draw_figures(report)
     title = f"Check of {report['target']['name']}"
-    found = report["recommendation"]
     code = code_line(report)
     remarks = (
         notes(report)
@@ -53,7 +52,7 @@ def to_html(report: Mapping[str, Any]) -> str:
         "header",
         tag("p", title, class_="title"),
         tag("h1", headline(report)),
-        tag("ul", *(tag("li", reason) for reason in found["reasons"])),
+        tag("ul", *(tag("li", reason) for reason in reasons(report))),
         *([tag("p", "Pass to ", tag("code", "generate"), ": ", tag("code", code))] if code else []),
         class_=_mood(report),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .tables import Section, code_line, conditions, headline, notes, sections
+from .tables import Section, code_line, conditions, headline, notes, reasons, sections
 
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$&!])")
@@ -21,7 +21,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     code = code_line(report)
     parts = [
         f"# {_text(headline(report))}",
-        _items(report["recommendation"]["reasons"]),
+        _items(reasons(report)),
         f"Pass to `generate`: `{code}`" if code else "",
         _items(notes(report)),
         *(_section(section) for section in sections(report)),

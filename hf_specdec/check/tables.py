@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..selection.ranking import size
+from ..tools.printable import printable
 from ..tools.suites import ALL, BUILT_IN
 from .verdict import failures
 
@@ -30,6 +31,11 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     figure: str | None = None
+
+    def printable(self) -> Section:
+        """The same without control characters, which ids and categories of a user's file may hold."""
+        rows = tuple(tuple(map(printable, row)) for row in self.rows)
+        return replace(self, rows=rows, notes=tuple(map(printable, self.notes)))
 
 
 def headline(report: Mapping[str, Any]) -> str:
@@ -71,12 +77,12 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
     every = (
         _lossless, _speed, _categories, _positions, _lengths, _output_lengths, _temperatures, _families, _static, _bad,
     )  # fmt: skip
-    return [section for build in every if (section := build(report)) is not None]
+    return [section.printable() for build in every if (section := build(report)) is not None]
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     """What a reader has to know besides, one sentence each."""
-    return list(_notes(report))
+    return list(map(printable, _notes(report)))
 
 
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
@@ -123,7 +129,12 @@ def conditions(report: Mapping[str, Any]) -> str:
         parts.append(f"{len(report['prompts']['ids'])} prompts of {report['prompts']['file']}")
         parts.append(f"up to {settings['max_new_tokens']} new tokens, {settings['trials']} trials")
     parts += [f"torch {versions['torch']}", f"transformers {versions['transformers']}", report["date"]]
-    return "; ".join(parts)
+    return printable("; ".join(parts))
+
+
+def reasons(report: Mapping[str, Any]) -> list[str]:
+    """Why the verdict is what it is, one sentence each."""
+    return list(map(printable, report["recommendation"]["reasons"]))
 
 
 def _lossless(report: Mapping[str, Any]) -> Section | None:
@@ -251,7 +262,7 @@ def _lengths(report: Mapping[str, Any]) -> Section | None:
         f"without drafts, whose one-token pass takes 1/{found['forward_gain']:.2f} of Transformers' step."
     )
     titles = ("draft tokens", "tok/step", "predicted")
-    return Section("Best fixed draft length", titles, rows, (f"{best} {level} {gain}",), "draft_length")
+    return Section("Best fixed draft length, predicted", titles, rows, (f"{best} {level} {gain}",), "draft_length")
 
 
 def _output_lengths(report: Mapping[str, Any]) -> Section | None:

@@ -17,8 +17,8 @@ from .formats import Format, FormatOption
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..check.prompts import Reading
     from ..check.tables import Section
+    from ..tools.prompt_files import Reading
 
 QUICK: dict[str, Any] = {
     "batch_sizes": (1,), "most_prompts": 8, "timed_prompts": 5, "max_new_tokens": 32, "temperatures": (1.0,),
@@ -122,7 +122,8 @@ def check(
 
 
 def _read(prompts: str | None, column: str | None) -> Reading:
-    from ..check.prompts import JSON_LINES, Reading, read_prompts
+    from ..tools.printable import printable
+    from ..tools.prompt_files import JSON_LINES, Reading, read_prompts
     from ..tools.suites import built_in_suite
 
     if prompts is None:
@@ -131,7 +132,7 @@ def _read(prompts: str | None, column: str | None) -> Reading:
         return Reading(built_in_suite(), JSON_LINES)
     reading = read_prompts(prompts, column)
     for bad in reading.bad[:10]:
-        print(f"skipped: {bad}", file=sys.stderr)
+        print(f"skipped: {printable(str(bad))}", file=sys.stderr)
     if len(reading.bad) > 10:
         print(f"skipped: {len(reading.bad) - 10} more", file=sys.stderr)
     return reading
@@ -168,7 +169,7 @@ def show(report: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ..check.tables import code_line, conditions, headline, notes, sections
+    from ..check.tables import code_line, conditions, headline, notes, reasons, sections
 
     console = Console(highlight=False)
     for section in sections(report):
@@ -181,7 +182,7 @@ def show(report: Mapping[str, Any]) -> None:
     console.print(
         Text(headline(report), style="bold green" if good else "bold yellow" if report["passed"] else "bold red")
     )
-    for reason in report["recommendation"]["reasons"]:
+    for reason in reasons(report):
         console.print(Text(f"- {reason}"))
     if code := code_line(report):
         console.print(Text("Pass to model.generate:"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..export.engines import ENGINES, ExportRefused, load_engine
+from ..tools.printable import printable
 from .formats import Format, FormatOption, JsonOption, chosen
 
 
@@ -183,7 +184,7 @@ def _report(
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
         return
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     print(exported.command)
     if output is Format.HUMAN:
         _show(exported, setup, vocabularies, predicted, record)
@@ -251,7 +252,7 @@ def _show(
 
     def row(name: str, *lines: str) -> None:
         for index, line in enumerate(lines):
-            table.add_row("" if index else name, Text(line))
+            table.add_row("" if index else name, Text(printable(line)))
 
     tokens = setup.num_draft_tokens
     length = f"{tokens} draft tokens a step" if tokens else "a draft length that adapts itself"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..tools.printable import printable
 from .formats import Format, FormatOption, JsonOption, chosen
 
 
@@ -134,7 +135,7 @@ def _follow(server: Server, printer: _Printer, interval: float, seconds: float |
         for found in follow(server, first, interval=interval, seconds=seconds):
             failed = isinstance(found, SpecDecError)
             if isinstance(found, SpecDecError):
-                print("error:", " ".join(str(found).split()), file=sys.stderr)
+                print("error:", printable(" ".join(str(found).split())), file=sys.stderr)
                 continue
             printer.interval(found)
             total = found if total is None else together(total, found)
@@ -271,4 +272,4 @@ def _wrapped(text: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False).print(Text(text))
+    Console(highlight=False).print(Text(printable(text)))

@@ -7,11 +7,12 @@ two texts may part where the model is undecided. Anything larger is a bug.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
@@ -73,22 +74,41 @@ def find_difference(model: Any, prompt_ids: torch.Tensor, off: Sequence[int], on
         off: Tokens decoded without speculation.
         on: Tokens decoded with it.
     """
+
+    def scores_at(index: int) -> Tensor:
+        prefix = torch.cat([prompt_ids, prompt_ids.new_tensor([list(off[:index])])], dim=1)
+        with torch.inference_mode():
+            scores: Tensor = model(prefix).logits[0, -1].float()
+        return scores
+
+    return first_difference(model, off, on, scores_at)
+
+
+def first_difference(
+    model: Any, off: Sequence[int], on: Sequence[int], scores_at: Callable[[int], Tensor]
+) -> Difference | None:
+    """Return the first difference between two continuations, `None` if they are equal.
+
+    Args:
+        model: The target.
+        off: Tokens decoded without speculation.
+        on: Tokens decoded with it.
+        scores_at: Gives the target's scores behind which the token of `off` at an index was chosen, float32 `[vocabulary]`.
+    """
     if list(off) == list(on):
         return None
     shorter = min(len(off), len(on))
     index = next((i for i in range(shorter) if off[i] != on[i]), shorter)
-    token_off = off[index] if index < len(off) else None
-    token_on = on[index] if index < len(on) else None
-    prefix = torch.cat([prompt_ids, prompt_ids.new_tensor([list(off[:index])])], dim=1)
-    with torch.inference_mode():
-        logits = model(prefix).logits[0, -1].float()  # [V]
-    highest = logits.max().item()
-    band = near_tie_band(model, highest)
-    if token_on is None or token_off is None:
-        return Difference(index, token_off, token_on, gap=None, band=band)
-    score_off, score_on = logits[[token_off, token_on]].tolist()
+    token_off, token_on = (text[index] if index < len(text) else None for text in (off, on))
+    if token_off is None or token_on is None:
+        return Difference(index, token_off, token_on, gap=None, band=near_tie_band(model, 0.0))
+    scores = scores_at(index)
+    highest = scores.max().item()
+    score_off, score_on = (
+        scores[token].item() if 0 <= token < len(scores) else -math.inf for token in (token_off, token_on)
+    )
     gap, apart = (each if math.isfinite(each) else None for each in (highest - score_on, abs(score_off - score_on)))
-    return Difference(index, token_off, token_on, gap, band, apart)
+    return Difference(index, token_off, token_on, gap, near_tie_band(model, highest), apart)
 
 
 def near_tie_band(model: Any, highest_logit: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -90,14 +90,7 @@ def read_suite(path: str | Path) -> Suite:
 
 
 def _suite(name: str, data: bytes, *, jsonl: bool) -> Suite:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SpecDecError(
-            f"The prompts file {name} isn't UTF-8 text: {error.reason} at byte {error.start}."
-        ) from error
-    # not `splitlines`, which would also cut at separators that a JSON string may hold
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    lines = list(numbered_lines(decoded(name, data)))
     if not lines:
         raise SpecDecError(f"The prompts file {name} is empty. Give it one prompt a line.")
     read = _from_json if jsonl else _from_text
@@ -106,6 +99,26 @@ def _suite(name: str, data: bytes, *, jsonl: bool) -> Suite:
     if twice := next((each for each in ids if ids.count(each) > 1), None):
         raise SpecDecError(f"Two prompts in {name} have the id {twice!r}. Give each its own, or none.")
     return Suite(name, hashlib.sha256(data).hexdigest(), prompts)
+
+
+def decoded(name: str, data: bytes) -> str:
+    """The text of a file.
+
+    Raises:
+        SpecDecError: If it isn't UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecDecError(
+            f"The prompts file {name} isn't UTF-8 text: {error.reason} at byte {error.start}."
+        ) from error
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that aren't empty, with their numbers."""
+    # not `splitlines`, which would also cut at separators that a JSON string may hold
+    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
 def _from_text(name: str, number: int, line: str) -> BenchPrompt:

@@ -5,7 +5,7 @@ Each is put where it would really be: in the verification rule, in the cache, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,8 @@ from hf_specdec.engine import verify
 from hf_specdec.engine.cache import RowCache
 from hf_specdec.engine.sampling import Decision, HostDecision
 from hf_specdec.engine.verify import Verdict
+
+from ..wrong_rules import without_residual
 
 
 @contextmanager
@@ -34,20 +36,9 @@ def resample_from_p() -> Iterator[None]:
 @contextmanager
 def missing_residual() -> Iterator[None]:
     """Behind a rejection p without the rejected token, as if the draft had been certain of it."""
-
-    def without(rule: Callable[..., Verdict]) -> Callable[..., Verdict]:
-        def changed(p: Tensor, q: Tensor, draft: Tensor, counts: Tensor, uniform: Tensor) -> Verdict:
-            accepted, rows = rule(p, q, draft, counts, uniform).accepted, torch.arange(len(p))
-            weights = p[rows, accepted].clone()
-            rejected = torch.nn.functional.pad(draft, (0, 1))[rows, accepted]
-            weights[rows, rejected] = torch.where(accepted < counts, 0.0, weights[rows, rejected])
-            return Verdict(accepted, weights + 1e-30)
-
-        return changed
-
     with (
-        patch.object(verify, "accept_tokens", without(verify.accept_tokens)),
-        patch.object(verify, "accept_block", without(verify.accept_block)),
+        patch.object(verify, "accept_tokens", without_residual(verify.accept_tokens)),
+        patch.object(verify, "accept_block", without_residual(verify.accept_block)),
     ):
         yield
 

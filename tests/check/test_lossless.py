@@ -12,7 +12,8 @@ import torch
 
 from hf_specdec import SpecConfig, SpecDecError
 from hf_specdec.check import lossless
-from hf_specdec.check.lossless import GreedyResult, check_greedy
+from hf_specdec.check.lossless import FirstDifference, GreedyResult, _Findings, check_greedy
+from hf_specdec.tools.differences import Difference
 from hf_specdec.tools.loading import LoadedModel
 from hf_specdec.tools.suites import BenchPrompt
 
@@ -137,6 +138,34 @@ def test_a_near_tie_hides_nothing_behind_it() -> None:
     assert (later.verdict, later.near_ties, later.mismatches, later.wrong) == ("fail", 1, 0, 1)
     assert later.worst_gap == 12.0
     assert later.plain_worst_gap == 0.0
+
+
+def judged(dtype: torch.dtype, plain_gap: float, gap: float) -> GreedyResult:
+    """The verdict where plain decoding's own token and speculation's are so far below the highest logit (band 0.1)."""
+    found = _Findings()
+    found._add_plain([(plain_gap, 0.1)])
+    found.gaps, found.worst, found.texts, found.tokens = [(gap, 0.1)], (gap, 0.1), 1, 1
+    found.differences = [FirstDifference("one", "mismatch", Difference(0, 1, 2, gap=gap, band=0.1, apart=gap))]
+    return found.result(SimpleNamespace(dtype=dtype), 1)
+
+
+def test_rounding_that_plain_decoding_shows_is_no_fault() -> None:
+    """In half precision the band stretches to what two plain passes over one text differ by, and no further."""
+    alike = judged(torch.bfloat16, 0.3, 0.29)
+    assert (alike.verdict, alike.near_ties, alike.off_argmax, alike.wrong) == ("near-tie", 1, 1, 0)
+    assert alike.band == pytest.approx(0.3)
+    assert judged(torch.bfloat16, 0.3, 0.31).verdict == "fail"
+    assert judged(torch.bfloat16, 0.0, 0.11).verdict == "fail"
+    assert judged(torch.bfloat16, 0.0, 0.09).verdict == "near-tie"
+    assert judged(torch.bfloat16, 5.0, 0.41).verdict == "fail"  # a broken forward excuses nothing
+    assert judged(torch.float32, 0.3, 0.29).verdict == "fail"
+
+
+def test_a_text_that_is_plain_decodings_own_is_exact() -> None:
+    """Both sides say a token that one pass over the text is 0.2 off: speculation did nothing to it."""
+    same = compared([12.0, 11.8, 0.0], [1, 0], [1, 0])
+    assert (same.verdict, same.wrong, same.off_argmax) == ("exact", 0, 1)
+    assert same.worst_gap == same.plain_worst_gap == pytest.approx(0.2, abs=1e-4)
 
 
 def test_float32_must_be_equal_but_for_ties() -> None:

@@ -86,7 +86,7 @@ def test_explain_reads_it() -> None:
 def test_tables() -> None:
     found = {section.title: section for section in sections(report())}
     assert list(found) == [
-        "Is it lossless here?", "Does it pay?", "Acceptance by category", "Acceptance by position", "Best fixed draft length",
+        "Is it lossless here?", "Does it pay?", "Acceptance by category", "Acceptance by position", "Best fixed draft length, predicted",
         "By length of the output", "By temperature", "What other engines would accept", "Without weights",
     ]  # fmt: skip
     for section in found.values():

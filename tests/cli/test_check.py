@@ -81,6 +81,18 @@ def test_a_whole_check(run: Check, model: str, prompts: str, tmp_path: Path, one
     assert "check.json" in err
 
 
+def test_control_characters_of_a_file_reach_no_terminal(run: Check, model: str, tmp_path: Path) -> None:
+    """Categories, ids, and what is said of bad records are a user's texts."""
+    path = tmp_path / "prompts.jsonl"
+    records = [{"prompt": "abcabc", "category": "\x1b[2Jcopy\x9b1m", "id": "\x1b]0;title\x07"}, {"\x1b[31mother": 1}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    files = [tmp_path / name for name in ("report.html", "report.md")]
+    _, out, err = run(model, "--prompts", str(path), *QUICK, "--html", str(files[0]), "--markdown", str(files[1]))
+    assert "copy" in out
+    for text in (out, err, *(file.read_text() for file in files)):
+        assert not {"\x1b", "\x9b", "\x07"} & set(text)
+
+
 def test_json_to_stdout(run: Check, planted: Callable[..., None]) -> None:
     planted()
     for arguments in (["--json", "-"], ["--format", "json"]):

@@ -19,7 +19,7 @@ from ..tools.tiny_chat import save_tiny_chat_model
 
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = tuple(str(command.name) for command in cli.app.registered_commands)
+COMMANDS = cli.COMMANDS
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,25 @@ def test_help_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_imports_no_other(command: str) -> None:
+    code = (
+        "import sys, hf_specdec.cli\n"
+        f"sys.argv = ['hf-specdec', {command!r}, '-h']\n"
+        "try:\n    hf_specdec.cli.main()\nexcept SystemExit:\n    pass\n"
+        f"others = {{f'hf_specdec.cli.{{name}}' for name in {COMMANDS} if name != {command!r}}} & set(sys.modules)\n"
+        "assert not others, others"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_misspelt_command_is_suggested(run: Run) -> None:
+    code, _, err = run("chek")
+    assert code == 2
+    assert "'check'" in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

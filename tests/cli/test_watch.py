@@ -57,6 +57,17 @@ def test_interval_fits_80_columns(run: Run, engine: str) -> None:
         assert "82% 80% 82% 80% 81%" in out
 
 
+def test_a_model_s_name_moves_no_cursor(run: Run) -> None:
+    text = metrics("vllm_before")
+    assert isinstance(text, str)
+    name = text.partition('model_name="')[2].partition('"')[0]
+    with served(text.replace(name, "\x1b[2Jmodel")) as server:
+        code, out, _ = run(server.url, "--once")
+    assert code == 0
+    assert "[2Jmodel" in out
+    assert "\x1b" not in out
+
+
 def test_once(run: Run) -> None:
     with served(metrics("vllm_after")) as server:
         code, out, _ = run(server.url, "--once")
