@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def plan_work(
 
     def step(batch: int) -> float:
         # of n rows it is taken for √n steps of one, between those of a wide GPU and a small CPU
-        return pace * batch**0.5 * (1 + trials + ON_COST * trials)
+        return pace * math.sqrt(batch) * (1 + trials + ON_COST * trials)
 
     def read(batch: int) -> float:
         return reading * batch * (1 + 2 * trials)

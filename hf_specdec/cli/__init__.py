@@ -49,7 +49,7 @@ def _command(name: str) -> Any:
     run = getattr(module, name)
     # a paragraph on one line, so that the terminal alone breaks lines
     paragraphs = inspect.cleandoc(run.__doc__ or "").split("\n\n")
-    texts = {
+    texts: dict[str, Any] = {
         "help": "\n\n".join(" ".join(each.split()) for each in paragraphs),
         "short_help": " ".join(paragraphs[0].split()),
     }
