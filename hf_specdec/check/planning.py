@@ -64,7 +64,7 @@ def plan_work(
     seconds = minutes * 60
     texts = pace * (prompts * max_new_tokens * STEPS_OVER_TEXTS + sampled_tokens * SAMPLED_COST)
     scale = min(max(TEXTS * seconds - READINGS * prompts * reading, 0.0) / max(texts, 1e-9), 1.0)
-    larger = [size for size in batch_sizes if size > 1]
+    a_size = BATCHES / max(sum(size > 1 for size in batch_sizes), 1)  # share of each larger size
 
     def step(batch: int) -> float:
         # of n rows it is taken for √n steps of one, between those of a wide GPU and a small CPU
@@ -76,16 +76,16 @@ def plan_work(
     def affordable(share: float, tokens: int, batch: int = 1) -> int:
         return int(min(share * seconds / max(step(batch) * tokens + read(batch), 1e-9), 1e6))
 
-    def shortened(share: float, batch: int) -> int:
+    def shortened(batch: int) -> int:
         """Tokens of a case that there is no time for otherwise."""
-        if batch == 1 or affordable(share, max_new_tokens, batch):
+        if batch == 1 or affordable(a_size, max_new_tokens, batch):
             return max_new_tokens
-        return max(int((share * seconds - read(batch)) / max(step(batch), 1e-9)), min(LEAST_TEXT, max_new_tokens))
+        return max(int((a_size * seconds - read(batch)) / max(step(batch), 1e-9)), min(LEAST_TEXT, max_new_tokens))
 
     timed = {
         str(size): min(max(affordable(ONE, max_new_tokens), FEWEST_TIMED), timed_prompts)
         if size == 1
-        else min(max(affordable(BATCHES / len(larger), max_new_tokens, size), 1), MOST_BATCHES)
+        else min(max(affordable(a_size, max_new_tokens, size), 1), MOST_BATCHES)
         for size in batch_sizes
     }
     return {
@@ -95,6 +95,6 @@ def plan_work(
         "sampled_tokens": max(int(scale * sampled_tokens), min(LEAST_SAMPLED, sampled_tokens)),
         "sampled_prompts": max(int(scale * prompts), min(FEWEST_SAMPLED, prompts)),
         "timed": timed,
-        "timed_tokens": {str(size): shortened(BATCHES / max(len(larger), 1), size) for size in batch_sizes},
+        "timed_tokens": {str(size): shortened(size) for size in batch_sizes},
         "curve_prompts": min(max(affordable(TEMPERATURES / temperatures, max_new_tokens // 2), 1), curve_prompts),
     }

@@ -68,7 +68,7 @@ class State:
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             pass  # nothing there, or nothing that can be read: measure it anew
 
-    def keep(self, stage: str, result: Any, seconds: float = 0.0) -> None:
+    def keep(self, stage: str, result: Any, seconds: float) -> None:
         """Write a finished stage; a kill meanwhile leaves the file as it was.
 
         Args:

@@ -6,6 +6,7 @@ the page shows while they run takes a little from both.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -91,7 +92,7 @@ def _recorded(
         own = replace(settings, prompt=WARM_UP_PROMPT)
         first = _Runner(loaded, draft, own, replace(limits, prompt_tokens=MOST_WARM_UP_PROMPT))
         for speculative in (False, True):
-            for _ in first.run(Side(), speculative, settings.max_new_tokens, stop_at=WARM_UP_TOKENS):
+            for _ in first.run(Side(), speculative, limits.new_tokens, stop_at=WARM_UP_TOKENS):
                 yield "warm-up", found
         family.warmed[settings.way] = Learnt(loaded.model)
     runner.before = family.warmed[settings.way]
@@ -129,7 +130,7 @@ class CoupledNoise(LogitsProcessor):  # type: ignore[misc]
 class _Until(StoppingCriteria):  # type: ignore[misc]
     """Stop at a time, behind so many tokens, or when nobody watches any more."""
 
-    def __init__(self, seconds: float, tokens: int) -> None:
+    def __init__(self, seconds: float, tokens: float = math.inf) -> None:
         self.end, self.tokens, self.reason = time.monotonic() + seconds, tokens, ""
         self.times = list[float]()  # of every token
 
@@ -191,20 +192,20 @@ class _Runner:
                 f"The prompt has {len(self.prompt):,} tokens; at most {limits.prompt_tokens:,} are taken here. Shorten it."
             )
 
-    def run(self, side: Side, speculative: bool, most: int, stop_at: int | None = None) -> Iterator[None]:
+    def run(self, side: Side, speculative: bool, most: int, stop_at: float = math.inf) -> Iterator[None]:
         """Decode in a thread, and fill the side; yields now and then, and at the end. Raises what the thread did.
 
         Args:
             side: What to fill.
             speculative: Which side it is.
             most: Most tokens.
-            stop_at: Stop behind so many all the same. A warm-up is as long as what follows to whoever plans by it, such as the
-                measurement of costs.
+            stop_at: Stop behind so many all the same. To whoever plans by `most`, such as the measurement of costs, a
+                warm-up is then as long as any run that follows.
         """
         news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if speculative and self.before is not None:  # else it would know this prompt from an earlier run
             self.before.restore()
-        until = _Until(self.limits.seconds, stop_at or most)
+        until = _Until(self.limits.seconds, stop_at)
         words = Detokenizer(self.loaded.tokenizer)
         start = now(self.loaded.model.device)
 

@@ -16,7 +16,7 @@ from hf_specdec.check.acceptance import measure_acceptance
 from hf_specdec.check.planning import plan_work
 from hf_specdec.check.prompts import Reading
 from hf_specdec.check.run import CheckSettings, run_check
-from hf_specdec.check.state import State, describe_files, fingerprint
+from hf_specdec.check.state import FORMAT, State, describe_files, fingerprint
 from hf_specdec.check.static import static_facts
 from hf_specdec.tools import bench
 from hf_specdec.tools.loading import LoadedModel, load_model
@@ -306,9 +306,10 @@ def test_switched_off(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_state(tmp_path: Path) -> None:
     one = State(tmp_path / "deep", "key")
-    one.keep("a", {"tuple": (1, 2), "none": None, "nan": float("nan")})
+    one.keep("a", {"tuple": (1, 2), "none": None, "nan": float("nan")}, 1.0)
     again = State(tmp_path / "deep", "key")
     assert again.stages == one.stages == {"a": {"tuple": [1, 2], "none": None, "nan": None}}
+    assert again.seconds == one.seconds == {"a": 1.0}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["key.json"]
     again.forget()
     again.forget()
@@ -316,8 +317,12 @@ def test_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 0, "stages": {"a": 1}}', '{"format": 1}', '{"format": 1, "stages": 3}']
-)
+    "text",
+    [
+        "", "{", "[]", '{"format": 1, "stages": {"a": 1}, "seconds": {}}', f'{{"format": {FORMAT}}}',
+        f'{{"format": {FORMAT}, "stages": 3, "seconds": {{}}}}', f'{{"format": {FORMAT}, "stages": {{"a": 1}}}}',
+    ],
+)  # fmt: skip
 def test_a_broken_state_is_measured_anew(tmp_path: Path, text: str) -> None:
     (tmp_path / "key.json").write_text(text)
     assert State(tmp_path, "key").stages == {}

@@ -20,6 +20,7 @@ from ..tools.tiny_chat import END, byte_tokenizer
 
 SURE = 12.0  # how far the right token's logit is above the others; at temperature 2 sampling strays now and then
 HELD_TOKENS = 15
+WARM_UP_IDS = byte_tokenizer()(WARM_UP_PROMPT)["input_ids"]
 SMALL = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 4096,
@@ -67,8 +68,7 @@ class Parrot:
         if is_start:
             self.prompt = ids
         self.place = positions[-1] + 1 - len(self.prompt)
-        is_warm_up = self.prompt == byte_tokenizer()(WARM_UP_PROMPT)["input_ids"]
-        if self.hold_at is not None and self.place >= self.hold_at and not is_warm_up:
+        if self.hold_at is not None and self.place >= self.hold_at and self.prompt != WARM_UP_IDS:
             assert self.go.wait(60), "nobody let it go on"
         logits = torch.zeros_like(output.logits)
         kept = logits.shape[1]

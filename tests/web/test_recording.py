@@ -299,7 +299,7 @@ class TestNoise:
         runner.inputs = {"input_ids": torch.tensor([runner.prompt])}
         for seed in range(cls.N):
             runner.settings = replace(settings, seed=seed)
-            runner._generate(False, 2, recording._Until(1.0, 2), lambda at, what: None)
+            runner._generate(False, 2, recording._Until(1.0), lambda at, what: None)
         return torch.tensor(found)
 
     def p_value(self, chosen: torch.Tensor, weights: torch.Tensor) -> float:
